@@ -1,0 +1,39 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.okrt-ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make .venv with everything for CPU work, an MPI included
+
+$(READY): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -c constraints.txt -e '.[mpich,dev]'
+	touch $@
+
+# One thread per rank: four ranks share the cores of a small machine.
+test: export OMP_NUM_THREADS = 1
+test: export NUMBA_NUM_THREADS = 1
+test: export OKRT_THREADS = 1
+test: export OKRT_TIMEOUT_S = 60
+test: setup  ## run the tests at 1 rank, then under mpiexec at 2, 3 and 4
+	$(BIN)/python -m pytest --with-mpi tests
+	tests/run_mpi.sh $(BIN) 2 3 4
+
+lint: setup  ## ruff, mypy and import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup  ## speed and memory of the core
+	$(BIN)/python -m okrt.perf.core
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) .pytest-ranks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

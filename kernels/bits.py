@@ -1,0 +1,41 @@
+"""Magnitudes as integers: what reference, cpu and cuda kernels share."""
+
+import numpy as np
+
+MAGNITUDE_BITS = 31
+MAGNITUDE_MASK = 0x7FFFFFFF
+# The first histogram of an array: 8 exponent and 4 mantissa bits, so a bin is a sixteenth of an octave wide.
+COARSE_BINS = 4096
+COARSE_SHIFT = 19
+
+
+def threshold_bits(threshold: float) -> int:
+    """The integer form of a magnitude; 0 becomes 1, so that exact zeros stay below every threshold."""
+    return max(1, int(np.float32(threshold).view(np.uint32)))
+
+
+def threshold_value(bits: int) -> float:
+    """The float32 magnitude of an integer threshold."""
+    return float(np.uint32(bits).view(np.float32))
+
+
+def widen(gradient: np.ndarray) -> np.ndarray:
+    """The float32 values of a gradient (float32, or the bits of fp16 as uint16 or of bf16 as int16)."""
+    if gradient.dtype == np.float32:
+        return gradient
+    if gradient.dtype == np.uint16:
+        return gradient.view(np.float16).astype(np.float32)
+    return (gradient.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """float32 values rounded to the nearest of a gradient type; what overflows becomes the largest finite one."""
+    if dtype == np.float32:
+        return values
+    if dtype == np.uint16:
+        largest = np.float32(np.finfo(np.float16).max)
+        return np.clip(values, -largest, largest).astype(np.float16).view(np.uint16)
+    word = values.view(np.uint32)
+    rounded = (word + 0x7FFF + ((word >> 16) & 1)) >> 16
+    overflow = (rounded & 0x7FFF) == 0x7F80
+    return np.where(overflow, (rounded & 0x8000) | 0x7F7F, rounded).astype(np.uint16).view(np.int16)

@@ -1,0 +1,274 @@
+"""The kernels for CPUs, compiled by Numba: see `reference` for what each one does.
+
+All signatures are compiled at import, under a lock between processes: Numba's cache on disk is not safe when
+many ranks compile at once. Kernels release the GIL; `lanes` runs them on several threads.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from okrt.kernels.bits import COARSE_BINS, COARSE_SHIFT, MAGNITUDE_MASK
+from okrt.kernels.compile_lock import compile_lock
+
+BLOCK = 2048  # elements; a block of residual, gradient and mask stays in the first-level cache
+
+_WORD = ir.IntType(32)
+
+
+@intrinsic
+def _widen(typing_context, x):
+    """float32 of a gradient element: float32, or the bits of fp16 (uint16) or of bf16 (int16)."""
+
+    def generate(context, builder, signature, args):
+        if x == types.uint16:
+            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+        if x == types.int16:
+            word = builder.shl(builder.zext(args[0], _WORD), ir.Constant(_WORD, 16))
+            return builder.bitcast(word, ir.FloatType())
+        return args[0]
+
+    return types.float32(x), generate
+
+
+@intrinsic
+def _bits(typing_context, x):
+    """The magnitude of a float32 as int32."""
+
+    def generate(context, builder, signature, args):
+        return builder.and_(builder.bitcast(args[0], _WORD), ir.Constant(_WORD, MAGNITUDE_MASK))
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
+def _reaches(typing_context, x, threshold):
+    """1 if the magnitude of a float32 is at least the threshold, else 0; kept to 32 bits, so that it vectorizes."""
+
+    def generate(context, builder, signature, args):
+        magnitude = builder.and_(builder.bitcast(args[0], _WORD), ir.Constant(_WORD, MAGNITUDE_MASK))
+        return builder.zext(builder.icmp_signed(">=", magnitude, args[1]), ir.IntType(8))
+
+    return types.uint8(types.float32, types.int32), generate
+
+
+@intrinsic
+def _not_finite(typing_context, x):
+    """1 if a gradient element is NaN or infinite, else 0."""
+    width, exponent = {types.uint16: (16, 0x7C00), types.int16: (16, 0x7F80)}.get(x, (32, 0x7F800000))
+
+    def generate(context, builder, signature, args):
+        word = ir.IntType(width)
+        exponent_bits = builder.and_(builder.bitcast(args[0], word), ir.Constant(word, exponent))
+        return builder.zext(builder.icmp_unsigned("==", exponent_bits, ir.Constant(word, exponent)), _WORD)
+
+    return types.uint32(x), generate
+
+
+@intrinsic
+def _trailing_zeros(typing_context, x):
+    def generate(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+_f4, _i4, _i8 = types.float32[::1], types.int32[::1], types.int64[::1]
+# A gradient is only read, so arrays that may not be written are taken too.
+_GRADIENTS = tuple(types.Array(t, 1, "C", readonly=True) for t in (types.float32, types.uint16, types.int16))
+_OPTIONS = {"nogil": True, "cache": True, "boundscheck": False}
+
+
+def _compiled(*signatures, **options):
+    return njit(list(signatures), **_OPTIONS, **options)
+
+
+with compile_lock():
+
+    @_compiled(*(types.boolean(g) for g in _GRADIENTS))
+    def all_finite(gradient):
+        bad = types.uint32(0)
+        for start in range(0, gradient.size, BLOCK):
+            block = gradient[start : start + BLOCK]
+            for j in range(block.size):
+                bad |= _not_finite(block[j])
+            if bad:
+                return False
+        return True
+
+    @_compiled(*(types.void(_f4, g) for g in _GRADIENTS))
+    def accumulate(residual, gradient):
+        for i in range(residual.size):
+            residual[i] += _widen(gradient[i])
+
+    @njit(inline="always")
+    def _emit(mask_words, block, first_index, found, index_out, value_out):
+        """Writes out the elements of a block whose mask byte is set; eight are passed over at a time."""
+        for w in range((block.size + 7) // 8):
+            word = mask_words[w]
+            while word != 0:
+                j = 8 * w + np.int64(_trailing_zeros(word) >> np.uint64(3))
+                word &= word - np.uint64(1)
+                if found < index_out.size:
+                    index_out[found] = first_index + j
+                    value_out[found] = block[j]
+                found += 1
+        return found
+
+    @_compiled(*(types.int64(_f4, g, types.int32, types.int32, _i4, _f4) for g in _GRADIENTS))
+    def accumulate_select(residual, gradient, threshold, first_index, index_out, value_out):
+        mask_words = np.zeros(BLOCK // 8, np.uint64)
+        mask = mask_words.view(np.uint8)
+        found = 0
+        for start in range(0, residual.size, BLOCK):
+            block = residual[start : start + BLOCK]
+            added = gradient[start : start + BLOCK]
+            if block.size < BLOCK:
+                mask_words[:] = 0
+            for j in range(block.size):
+                total = block[j] + _widen(added[j])
+                block[j] = total
+                mask[j] = _reaches(total, threshold)
+            found = _emit(mask_words, block, first_index + start, found, index_out, value_out)
+        return found
+
+    @_compiled(types.int64(_f4, types.int32, types.int32, _i4, _f4))
+    def select(values, threshold, first_index, index_out, value_out):
+        mask_words = np.zeros(BLOCK // 8, np.uint64)
+        mask = mask_words.view(np.uint8)
+        found = 0
+        for start in range(0, values.size, BLOCK):
+            block = values[start : start + BLOCK]
+            if block.size < BLOCK:
+                mask_words[:] = 0
+            for j in range(block.size):
+                mask[j] = _reaches(block[j], threshold)
+            found = _emit(mask_words, block, first_index + start, found, index_out, value_out)
+        return found
+
+    @_compiled(types.int64(_f4, types.int32, types.int64, _i4, _f4))
+    def select_top(values, threshold, ties, index_out, value_out):
+        found = 0
+        for i in range(values.size):
+            magnitude = _bits(values[i])
+            tie = magnitude == threshold and ties > 0
+            if magnitude > threshold or tie:
+                ties -= tie
+                index_out[found] = i
+                value_out[found] = values[i]
+                found += 1
+        return found
+
+    @_compiled(types.int64(_f4, types.int32))
+    def count(values, threshold):
+        found = 0
+        for start in range(0, values.size, BLOCK):
+            block = values[start : start + BLOCK]
+            in_block = types.uint32(0)
+            for j in range(block.size):
+                in_block += types.uint32(_reaches(block[j], threshold))
+            found += in_block
+        return found
+
+    @_compiled(types.void(_f4, types.int32, types.int32, _i8))
+    def histogram(values, low, shift, counts):
+        for i in range(values.size):
+            offset = np.int64(_bits(values[i])) - low
+            j = offset >> shift
+            if offset >= 0 and j < counts.size:
+                counts[j] += 1
+
+    @_compiled(*(types.void(_f4, g, types.int32, types.int32, _i8) for g in _GRADIENTS))
+    def accumulate_histogram(residual, gradient, low, shift, counts):
+        for start in range(0, residual.size, BLOCK):
+            accumulate(residual[start : start + BLOCK], gradient[start : start + BLOCK])
+            histogram(residual[start : start + BLOCK], low, shift, counts)
+
+    @_compiled(types.UniTuple(types.float64, 2)(_f4), fastmath={"reassoc"})
+    def moments(values):
+        total, squares = 0.0, 0.0
+        for i in range(values.size):
+            wide = np.float64(values[i])
+            total += wide
+            squares += wide * wide
+        return total, squares
+
+    @_compiled(types.int64(_f4, types.int64))
+    def kth_magnitude(values, k):
+        low, shift, wanted = 0, COARSE_SHIFT, k
+        counts = np.zeros(COARSE_BINS, np.int64)
+        while True:
+            counts[:] = 0
+            histogram(values, low, shift, counts)
+            j = counts.size - 1
+            while wanted > counts[j]:
+                wanted -= counts[j]
+                j -= 1
+            low += j << shift
+            if shift == 0:
+                return max(1, low)
+            # The bin found is split into as many as the table holds, until a bin is one magnitude.
+            counts = counts[: 1 << min(12, shift)]
+            shift = max(0, shift - 12)
+
+    @_compiled(types.int64(_i4, _f4, types.int64))
+    def keep_top(index, value, k):
+        if index.size <= k:
+            return index.size
+        if k == 0:
+            return 0
+        threshold = kth_magnitude(value, k)
+        above = count(value, threshold + 1)
+        ties = k - above
+        kept = 0
+        for i in range(index.size):
+            magnitude = _bits(value[i])
+            tie = magnitude == threshold and ties > 0
+            if magnitude > threshold or tie:
+                ties -= tie
+                index[kept] = index[i]
+                value[kept] = value[i]
+                kept += 1
+        return kept
+
+    @_compiled(types.void(_f4, _i4, _f4))
+    def scatter_add(dense, index, value):
+        for i in range(index.size):
+            dense[index[i]] += value[i]
+
+    @_compiled(types.int64(_i4, _f4, _i4, _f4, _i4, _f4))
+    def merge_add(index_a, value_a, index_b, value_b, index_out, value_out):
+        a, b, length = 0, 0, 0
+        while a < index_a.size and b < index_b.size:
+            here_a, here_b = index_a[a], index_b[b]
+            total = np.float32(0)
+            # Written without branches: which list comes next is a coin toss to the branch predictor.
+            take_a = here_a <= here_b
+            take_b = here_b <= here_a
+            total = value_a[a] if take_a else total
+            total = (total + value_b[b]) if take_b else total
+            index_out[length] = here_a if take_a else here_b
+            value_out[length] = total
+            a += take_a
+            b += take_b
+            length += 1
+        while a < index_a.size:
+            index_out[length], value_out[length] = index_a[a], value_a[a]
+            a += 1
+            length += 1
+        while b < index_b.size:
+            index_out[length], value_out[length] = index_b[b], value_b[b]
+            b += 1
+            length += 1
+        return length
+
+    @_compiled(types.void(_f4, _i4, _i4))
+    def clear_common(residual, index_a, index_b):
+        a, b = 0, 0
+        while a < index_a.size and b < index_b.size:
+            here_a, here_b = index_a[a], index_b[b]
+            if here_a == here_b:
+                residual[here_a] = 0
+            a += here_a <= here_b
+            b += here_b <= here_a

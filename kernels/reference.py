@@ -1,0 +1,107 @@
+"""The kernels in NumPy: slow, plain, and the oracle for every other form."""
+
+import numpy as np
+
+from okrt.kernels.bits import MAGNITUDE_BITS, MAGNITUDE_MASK, widen
+
+
+def magnitude_bits(values: np.ndarray) -> np.ndarray:
+    return (values.view(np.uint32) & MAGNITUDE_MASK).astype(np.int64)
+
+
+def all_finite(gradient: np.ndarray) -> bool:
+    """True if no element is NaN or infinite."""
+    return bool(np.isfinite(widen(gradient)).all())
+
+
+def accumulate(residual: np.ndarray, gradient: np.ndarray) -> None:
+    """residual += gradient."""
+    residual += widen(gradient)
+
+
+def accumulate_select(residual, gradient, threshold, first_index, index_out, value_out) -> int:
+    """residual += gradient, and `select` from it, in one pass."""
+    accumulate(residual, gradient)
+    return select(residual, threshold, first_index, index_out, value_out)
+
+
+def select(values, threshold, first_index, index_out, value_out) -> int:
+    """Index (plus first_index) and value of each element of at least the threshold, in index order.
+
+    Returns how many there are; those past the length of the outputs are counted, not written.
+    """
+    found = np.flatnonzero(magnitude_bits(values) >= threshold)
+    kept = found[: index_out.size]
+    index_out[: kept.size] = kept + first_index
+    value_out[: kept.size] = values[kept]
+    return found.size
+
+
+def select_top(values, threshold, ties, index_out, value_out) -> int:
+    """Index and value of each element above the threshold and of the first `ties` equal to it, in index order."""
+    magnitude = magnitude_bits(values)
+    equal = np.flatnonzero(magnitude == threshold)[:ties]
+    found = np.sort(np.concatenate([np.flatnonzero(magnitude > threshold), equal]))
+    index_out[: found.size] = found
+    value_out[: found.size] = values[found]
+    return found.size
+
+
+def count(values: np.ndarray, threshold: int) -> int:
+    """How many elements are of at least the threshold."""
+    return int(np.count_nonzero(magnitude_bits(values) >= threshold))
+
+
+def histogram(values: np.ndarray, low: int, shift: int, counts: np.ndarray) -> None:
+    """Adds to counts[j] how many magnitudes have (bits - low) >> shift equal to j; others are passed over."""
+    offset = magnitude_bits(values) - low
+    bins = offset[offset >= 0] >> shift
+    counts += np.bincount(bins[bins < counts.size], minlength=counts.size)
+
+
+def accumulate_histogram(residual, gradient, low, shift, counts) -> None:
+    """residual += gradient, and `histogram` of it, in one pass."""
+    accumulate(residual, gradient)
+    histogram(residual, low, shift, counts)
+
+
+def moments(values: np.ndarray) -> tuple[float, float]:
+    """Sum and sum of squares, in double precision."""
+    wide = values.astype(np.float64)
+    return float(wide.sum()), float((wide * wide).sum())
+
+
+def kth_magnitude(values: np.ndarray, k: int) -> int:
+    """The k-th largest magnitude as a threshold (1 <= k <= length); 1 if it is zero."""
+    return max(1, int(np.sort(magnitude_bits(values))[values.size - k]))
+
+
+def keep_top(index: np.ndarray, value: np.ndarray, k: int) -> int:
+    """Moves the k pairs of largest magnitude to the front, in their order; of equals the first ones stay."""
+    if index.size <= k:
+        return index.size
+    key = (1 << MAGNITUDE_BITS) - magnitude_bits(value)
+    kept = np.sort(np.argsort(key, kind="stable")[:k])
+    index[:k], value[:k] = index[kept], value[kept]
+    return k
+
+
+def scatter_add(dense: np.ndarray, index: np.ndarray, value: np.ndarray) -> None:
+    """dense[index] += value; indexes are distinct."""
+    dense[index] += value
+
+
+def merge_add(index_a, value_a, index_b, value_b, index_out, value_out) -> int:
+    """The union of two lists sorted by index; where both have an index the value is a + b. Returns its length."""
+    union = np.union1d(index_a, index_b)
+    total = np.zeros(union.size, np.float32)
+    total[np.searchsorted(union, index_a)] = value_a
+    total[np.searchsorted(union, index_b)] += value_b
+    index_out[: union.size] = union
+    value_out[: union.size] = total
+    return union.size
+
+
+def clear_common(residual: np.ndarray, index_a: np.ndarray, index_b: np.ndarray) -> None:
+    """residual = 0 at the indexes that are in both sorted lists."""
+    residual[np.intersect1d(index_a, index_b)] = 0

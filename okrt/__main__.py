@@ -1,0 +1,3 @@
+from okrt.cli.main import main
+
+main()

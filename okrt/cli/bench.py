@@ -1,0 +1,257 @@
+"""`okrt bench allreduce`: reducers side by side on the same gradients, in one run."""
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from okrt.cli.gloo import Gloo
+from okrt.cli.launch import TERMINAL_WIDTH, start_ranks, started_by_launcher
+from okrt.errors import UsageError
+from okrt.perf.lab import parse_rate
+from okrt.perf.synthetic import SyntheticGradient
+from okrt.reducers import REDUCERS, Cost, reducer
+from okrt.report.statistics import median_interval
+from okrt.transport import Transport
+from okrt.world import World, init
+
+app = typer.Typer(help="Measure.", no_args_is_help=True)
+
+GLOO = "gloo"
+MIN_STEPS = 5
+PING_WORDS = 1 << 18
+
+
+@app.callback()
+def bench() -> None:
+    """Measure."""
+
+
+@dataclass
+class Row:
+    """One reducer; times are of the slowest rank of each step."""
+
+    reducer: str
+    ranks: int
+    elements: int
+    density: float
+    lab: str | None
+    steps: int
+    median_ms: float
+    ci95_low_ms: float
+    ci95_high_ms: float
+    words_over_k_median: float
+    words_over_k_max: float
+    bytes_received_median: float
+    bound_words_over_k: float
+    alpha_beta_ms: float
+
+
+@app.command()
+def allreduce(
+    reducers: Annotated[str, typer.Option(help=f"comma-separated: {', '.join([*REDUCERS, GLOO])}")] = "dense,oktopk",
+    elements: Annotated[int, typer.Option(help="length of the gradient")] = 4_000_000,
+    density: Annotated[float, typer.Option(help="share of entries that sparse reducers send")] = 0.01,
+    ranks: Annotated[int | None, typer.Option(help="ranks to start, when no launcher did")] = None,
+    steps: Annotated[int, typer.Option(help="measured steps of each reducer")] = 20,
+    warmup: Annotated[int, typer.Option(help="steps before them that do not count")] = 5,
+    max_seconds: Annotated[float, typer.Option(help=f"per reducer; at least {MIN_STEPS} steps are taken")] = 120.0,
+    lab: Annotated[str | None, typer.Option(help="one host per rank at this rate, such as 1gbit; needs root")] = None,
+    seed: Annotated[int, typer.Option(help="of the synthetic gradients")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the rows to this file")] = None,
+) -> int:
+    """Time per step, words on the wire and their bound, for each reducer on the same gradients.
+
+    The gradients are a shared part plus noise of each rank, with layer scales from 1 to 0.01, new at each step. Beside
+    each row stands what the alpha-beta model allows the algorithm, with latency and rate measured by ping-pong.
+    """
+    names = reducers.split(",")
+    check_options(names, elements, density, steps, warmup, lab, json_file)
+    if not started_by_launcher(ranks) and ((ranks or 1) > 1 or lab):
+        return start_ranks(ranks or 1, lab)
+    world = init()
+    with progress_bar(world) as progress:
+        alpha_s, beta_s = ping(world.transport)
+        rows = []
+        for name in names:
+            run = Run(world, name, elements, density, seed)
+            samples = run.measure(steps, warmup, max_seconds, progress)
+            rows.append(run.row(samples, lab, alpha_s, beta_s))
+    if world.rank == 0:
+        print_table(rows, alpha_s, beta_s)
+        if json_file:
+            write_atomically(json_file, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
+
+
+def check_options(
+    names: list[str],
+    elements: int,
+    density: float,
+    steps: int,
+    warmup: int,
+    lab: str | None,
+    json_file: Path | None,
+) -> None:
+    for name in names:
+        if name not in (*REDUCERS, GLOO):
+            raise UsageError(f"--reducers: unknown {name!r}: choose from {', '.join([*REDUCERS, GLOO])}")
+    if not 0 < density <= 1:
+        raise UsageError(f"--density is {density}: it must be above 0 and at most 1")
+    if elements < 1 or steps < 1 or warmup < 0:
+        raise UsageError("--elements and --steps must be at least 1, --warmup at least 0")
+    if lab is not None:
+        try:
+            parse_rate(lab)
+        except ValueError as error:
+            raise UsageError(f"--lab: {error}") from None
+    if json_file and not os.access(json_file.parent, os.W_OK):
+        raise OSError(f"--json {json_file}: cannot write to its folder")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def ping(transport: Transport, tries: int = 5) -> tuple[float, float]:
+    """Latency in seconds and seconds per word between ranks 0 and 1; zeros for one rank."""
+    if transport.size == 1:
+        return 0.0, 0.0
+    best = []
+    for words in (1, PING_WORDS):
+        message = np.zeros(words, np.int32)
+        times = []
+        for _ in range(tries):
+            start = time.perf_counter()
+            if transport.rank == 0:
+                transport.send(1, message)
+                transport.receive(1, message)
+            elif transport.rank == 1:
+                transport.receive(0, message)
+                transport.send(0, message)
+            times.append((time.perf_counter() - start) / 2)
+        best.append(min(times))
+    measured = transport.allgather(np.array(best))[0]
+    return float(measured[0]), float(max(0.0, measured[1] - measured[0]) / PING_WORDS)
+
+
+class Run:
+    """One reducer over the steps."""
+
+    def __init__(self, world: World, name: str, elements: int, density: float, seed: int) -> None:
+        self.world, self.name, self.density = world, name, density
+        self.gradient = SyntheticGradient(elements, world.rank, seed)
+        self.elements = elements
+        self.k = max(1, int(np.ceil(density * elements)))
+        self.peer: Any
+        if name == GLOO:
+            self.peer = Gloo(world)
+        else:
+            self.peer = reducer(name, **({} if name == "dense" else {"density": density}))
+        self.cost: Cost = REDUCERS["dense" if name == GLOO else name].cost(elements, self.k, world.size)
+
+    def measure(self, steps: int, warmup: int, max_seconds: float, progress: Progress) -> np.ndarray:
+        """Rows of (seconds, words, bytes) of the slowest rank, or the one that received most, for each step."""
+        transport = self.world.transport
+        task = progress.add_task(self.name, total=warmup + steps)
+        mine: list[tuple[float, float, float]] = []
+        spent = 0.0
+        for step in range(warmup + steps):
+            x = self.gradient(step)
+            # Also the start signal: no rank begins before all have their gradient.
+            longest = np.array([spent])
+            transport.allreduce(longest, "max")
+            if len(mine) >= MIN_STEPS and longest[0] > max_seconds:
+                break
+            start = time.perf_counter()
+            self.peer.allreduce(x)
+            seconds = time.perf_counter() - start
+            spent += seconds
+            if step >= warmup:
+                mine.append((seconds, *self._received()))
+            progress.advance(task)
+        progress.update(task, total=warmup + len(mine))
+        table = transport.allgather(np.array(mine).reshape(-1)).reshape(transport.size, -1, 3)
+        if self.name == GLOO:
+            self.peer.close()
+        return table.max(axis=0)
+
+    def _received(self) -> tuple[float, float]:
+        """Words and bytes of the last step; gloo does not tell, and gets what its ring takes at best."""
+        if self.name == GLOO:
+            return self.cost.words, 4 * self.cost.words
+        return self.peer.last.words_received, self.peer.last.bytes_received
+
+    def row(self, samples: np.ndarray, lab: str | None, alpha_s: float, beta_s: float) -> Row:
+        median, low, high = median_interval(samples[:, 0])
+        return Row(
+            reducer=self.name,
+            ranks=self.world.size,
+            elements=self.elements,
+            density=self.density,
+            lab=lab,
+            steps=len(samples),
+            median_ms=1e3 * median,
+            ci95_low_ms=1e3 * low,
+            ci95_high_ms=1e3 * high,
+            words_over_k_median=float(np.median(samples[:, 1])) / self.k,
+            words_over_k_max=float(samples[:, 1].max()) / self.k,
+            bytes_received_median=float(np.median(samples[:, 2])),
+            bound_words_over_k=self.cost.words / self.k,
+            alpha_beta_ms=1e3 * (self.cost.messages * alpha_s + self.cost.words * beta_s),
+        )
+
+
+def console(world: World, file: Any) -> Console:
+    """A console on `file`; rank 0 may write colours through the launcher's pipe if a person watches its end."""
+    width = os.environ.get(TERMINAL_WIDTH)
+    if world.rank == 0 and width:
+        return Console(file=file, force_terminal=True, width=int(width))
+    return Console(file=file, width=None if file.isatty() else 132)
+
+
+def progress_bar(world: World) -> Progress:
+    """Shown by rank 0 in a terminal; nothing elsewhere."""
+    shown = world.rank == 0 and (TERMINAL_WIDTH in os.environ or sys.stderr.isatty())
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console(world, sys.stderr), disable=not shown)
+
+
+def print_table(rows: list[Row], alpha_s: float, beta_s: float) -> None:
+    first = rows[0]
+    where = f"lab {first.lab}" if first.lab else "no lab"
+    table = Table(title=f"{first.ranks} ranks, {first.elements} elements, density {first.density}, {where}")
+    headings = ("reducer", "steps", "median ms", "95 % interval", f"speed-up over {first.reducer}")
+    for heading in (*headings, "words/k", "max", "bound", "MB received", "alpha-beta ms"):
+        table.add_column(heading, justify="left" if heading == "reducer" else "right")
+    for row in rows:
+        table.add_row(
+            row.reducer,
+            str(row.steps),
+            f"{row.median_ms:.1f}",
+            f"{row.ci95_low_ms:.1f} to {row.ci95_high_ms:.1f}",
+            f"{first.median_ms / row.median_ms:.2f}",
+            f"{row.words_over_k_median:.2f}",
+            f"{row.words_over_k_max:.2f}",
+            f"{row.bound_words_over_k:.2f}",
+            f"{row.bytes_received_median / 1e6:.2f}",
+            f"{row.alpha_beta_ms:.1f}",
+        )
+    out = console(init(), sys.stdout)
+    out.print(table)
+    if beta_s:
+        out.print(
+            f"alpha-beta: latency {1e6 * alpha_s:.0f} µs and {32e-9 / beta_s:.2f} Gbit/s by ping-pong, times the messages "
+            "and words of the algorithm's bound. gloo: bare all_reduce in place; its words are those of a ring."
+        )

@@ -1,0 +1,7 @@
+"""How entries become bytes."""
+
+from okrt.codec.coo import Coo
+
+CODECS: dict[str, type[Coo]] = {"coo": Coo}
+
+__all__ = ["CODECS", "Coo"]

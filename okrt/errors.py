@@ -1,0 +1,39 @@
+"""What can go wrong, and the exit code each kind ends the job with."""
+
+EX_USAGE = 64
+EX_STALL = 70
+EX_IO = 74
+
+
+class UsageError(ValueError):
+    """The user's mistake: one line that says what is wrong, where, and what would be right."""
+
+
+class DtypeError(UsageError, TypeError):
+    """An array of a type that cannot be reduced."""
+
+
+class PlanMismatch(UsageError):
+    """The ranks do not agree on what they are about to do."""
+
+
+class NonFiniteGradient(UsageError):
+    """NaN or Inf in a gradient."""
+
+
+class PeerError(RuntimeError):
+    """Another rank refused its input; this one was fine."""
+
+
+class StallError(RuntimeError):
+    """A wait ran into its time limit; the message says what was waited for."""
+
+
+def exit_code(error: BaseException) -> int:
+    if isinstance(error, UsageError):
+        return EX_USAGE
+    if isinstance(error, StallError):
+        return EX_STALL
+    if isinstance(error, OSError):
+        return EX_IO
+    return 1

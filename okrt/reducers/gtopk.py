@@ -1,0 +1,79 @@
+"""gTopk: pairwise merges up a tree that keep the k largest sums, then a broadcast down it. At most 4k log P words.
+
+Any number of ranks. An index dropped on the way up by one branch may be in the final set through another one; the rank
+that dropped it then keeps the partial sum in its residual, or its share of the gradient would be lost.
+"""
+
+import numpy as np
+
+from okrt.kernels import cpu
+from okrt.reducers.base import Cost, Delivered, SparseReducer
+from okrt.reducers.merging import SortedSum, Words
+from okrt.select import Selection
+from okrt.transport.ledger import log2_ceil
+
+
+class GTopk(SparseReducer):
+    name = "gtopk"
+
+    @staticmethod
+    def cost(n: int, k: int, size: int) -> Cost:
+        return Cost(2 * log2_ceil(size), 4 * k * log2_ceil(size))
+
+    def _make_buffers(self) -> None:
+        self._outgoing, self._incoming = Words(), Words()
+        self._sum = SortedSum()
+
+    def _exchange(self, selection: Selection, n: int) -> Delivered:
+        with self.transport.ledger.phase("reduce"):
+            dropped = self._merge_up(selection)
+        with self.transport.ledger.phase("gather"):
+            index, total = self._broadcast_down()
+        with self.transport.ledger.phase("residual"):
+            for lost_index, lost_total in dropped:
+                delivered = np.isin(lost_index, index, assume_unique=True)
+                self._residual.keep(lost_index[delivered], lost_total[delivered])
+        return Delivered(index, total, selection.index)
+
+    def _merge_up(self, selection: Selection) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Leaves the top-k of this rank's subtree in the sum; returns the partial sums dropped here."""
+        transport, k, codec = self.transport, self._stats.k, self._codec
+        self._sum.start(selection.index, selection.value)
+        dropped = []
+        distance = 1
+        while distance < transport.size:
+            if transport.rank & distance:
+                space = self._outgoing(2 * self._sum.index.size)
+                transport.send(transport.rank - distance, codec.encode(self._sum.index, self._sum.value, space))
+                break
+            if transport.rank + distance < transport.size:
+                space = self._incoming(2 * k)
+                length = transport.receive(transport.rank + distance, space)
+                self._sum.add(*codec.decode(space[:length]))
+                dropped.append(self._keep_top(k))
+            distance *= 2
+        return dropped
+
+    def _keep_top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Cuts the sum to its k largest entries and returns the others."""
+        before = self._sum.index.copy(), self._sum.value.copy()
+        kept = cpu.keep_top(self._sum.index, self._sum.value, k)
+        self._sum.start(self._sum.index[:kept], self._sum.value[:kept])
+        others = np.isin(before[0], self._sum.index, assume_unique=True, invert=True)
+        return before[0][others], before[1][others]
+
+    def _broadcast_down(self) -> tuple[np.ndarray, np.ndarray]:
+        """The root's sum on every rank, along the same tree."""
+        transport = self.transport
+        lowest = transport.rank & -transport.rank or 1 << (transport.size - 1).bit_length()
+        if transport.rank == 0:
+            message = self._codec.encode(self._sum.index, self._sum.value, self._incoming(2 * self._sum.index.size))
+        else:
+            space = self._incoming(2 * self._stats.k)
+            message = space[: transport.receive(transport.rank - lowest, space)]
+        distance = lowest // 2
+        while distance:
+            if transport.rank + distance < transport.size:
+                transport.send(transport.rank + distance, message)
+            distance //= 2
+        return self._codec.decode(message)

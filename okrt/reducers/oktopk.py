@@ -1,0 +1,247 @@
+"""Ok-Topk (PPoPP'22): the top-k of the sum of local top-k's, in at most 6k(P-1)/P words received, at every step.
+
+Entries go to the owner of their region, which sums them (split and reduce); the sums above a global threshold go to
+every rank (balance and allgatherv). Both thresholds are steered to find a little more than k, and what is above k is
+cut; both phases have a budget, and what a cut leaves out stays in the residual.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from okrt.kernels import cpu
+from okrt.reducers.base import Cost, Delivered, SparseReducer
+from okrt.reducers.global_threshold import GlobalThreshold
+from okrt.reducers.merging import GatheredSum, Words
+from okrt.reducers.partition import fitting_blocks, moves, needs_balance, quantile_bounds, shifted_bounds
+from okrt.reducers.regions import RegionSum
+from okrt.select import Selection
+from okrt.transport.ledger import log2_ceil
+
+REPARTITION_EVERY = 64  # steps
+REPARTITION_IMBALANCE = 1.5  # earlier, when a region has grown this much above what the last one achieved
+SEARCH_SHARE = 0.25  # of k: the words that finding a partition, or a threshold, may cost
+BALANCE_ABOVE = 4  # times the mean: then entries are moved before they are gathered
+# Bins and rounds to find a partition; the first that can be afforded is used.
+PARTITION_SEARCHES = ((256, 2), (64, 2), (32, 2), (16, 2), (16, 1), (8, 1))
+
+
+class OkTopk(SparseReducer):
+    name = "oktopk"
+    default_selector = "reuse"
+
+    @staticmethod
+    def cost(n: int, k: int, size: int) -> Cost:
+        return Cost(2 * size + 2 * log2_ceil(size), 6 * k * (size - 1) / size)
+
+    def _make_buffers(self) -> None:
+        self._gathered_sum = GatheredSum(self.transport, self._codec)
+        self._region_sum = RegionSum(self.transport, self._codec)
+        self._outgoing, self._incoming = Words(), Words()
+        self._result = Words(), Words()
+        self._bounds = np.empty(0, np.int64)
+        self._partition_step = 0
+        self._partition_imbalance = 1.0
+        self._threshold = GlobalThreshold(self.transport)
+
+    def _exchange(self, selection: Selection, n: int) -> Delivered:
+        size, k = self.transport.size, self._stats.k
+        self._limit_words = 6 * k * (size - 1) // size + 8 * size + 64
+        if 2 * k * (size - 1) <= 4 * k * (size - 1) // size + 4 * size + 32:
+            # Two ranks, or a tiny k: sending everything to all is as cheap, takes one round, and is exact.
+            index, total = self._gathered_sum(selection)
+            kept = cpu.keep_top(index, total, k)
+            return Delivered(index[:kept], total[:kept], selection.index)
+        selection, index, total = self._split_and_reduce(selection, n)
+        with self.transport.ledger.phase("threshold"):
+            blocks = self._cut_to_global_top(index, total)
+        with self.transport.ledger.phase("gather"):
+            own = slice(int(blocks[self.transport.rank]))
+            index, total = self._balance_and_allgatherv(index[own], total[own], blocks)
+        return Delivered(index, total, selection.index)
+
+    def _split_and_reduce(self, selection: Selection, n: int) -> tuple[Selection, np.ndarray, np.ndarray]:
+        """What was sent of the selection, and the sums of this rank's region."""
+        transport = self.transport
+        with transport.ledger.phase("partition"):
+            cuts, coming, received = self._agree_on_regions(selection.index, n)
+            cap = self._split_cap()
+            selection, cuts = self._cut_to_quota(selection, cuts, received, cap)
+            own_coming = coming[transport.rank]
+            coming = quota(coming, int(received[transport.rank]), cap)
+            coming[transport.rank] = own_coming
+        # Each rank receives its own amount here; the traffic of all else is the same on all ranks.
+        self._received = np.minimum(received, cap)
+        control_words = transport.ledger.words_received
+        with transport.ledger.phase("split"):
+            index, total = self._region_sum(selection, cuts, coming)
+        self._split_words = transport.ledger.words_received - control_words
+        return selection, index, total
+
+    def _agree_on_regions(self, index: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where this rank's entries are cut, how many come from each rank, and how many each rank will receive."""
+        due = self._bounds.size == 0 or self._steps - self._partition_step >= REPARTITION_EVERY
+        if due:
+            self._repartition(index, n)
+        cuts, coming, received, imbalance = self._count_regions(index)
+        if not due and imbalance > REPARTITION_IMBALANCE * self._partition_imbalance:
+            due = self._repartition(index, n)
+            cuts, coming, received, imbalance = self._count_regions(index)
+        if due:
+            self._partition_imbalance = max(1.0, imbalance)
+        return cuts, coming, received
+
+    def _count_regions(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """As above, and how much the fullest region is above the mean. Moves the bounds for the next step."""
+        cuts = np.searchsorted(index, self._bounds)
+        coming = self.transport.alltoall(np.diff(cuts).astype(np.int32))
+        total = int(coming.sum(dtype=np.int64))
+        from_others = total - int(coming[self.transport.rank])
+        table = self.transport.allgather(np.array([from_others, total], _count_type(total)))
+        imbalance = float(table[:, 1].max() / max(1.0, table[:, 1].mean()))
+        self._bounds = shifted_bounds(self._bounds, table[:, 1])
+        return cuts, coming, table[:, 0], imbalance
+
+    def _repartition(self, index: np.ndarray, n: int) -> bool:
+        """New bounds, so that every region gets about the same number of entries, if there is budget for it."""
+        size, k = self.transport.size, self._stats.k
+        count_type = _count_type(k * size)
+        word = np.dtype(count_type).itemsize // 4
+        spare = (self._spare_words() - 4 * k * (size - 1) // size - 10 * size) // 2
+        for bins, rounds in PARTITION_SEARCHES:
+            if bins * rounds * log2_ceil(size) * word <= min(spare, SEARCH_SHARE * k + 4 * size + 32):
+                break
+        else:
+            if self._bounds.size:
+                return False
+            bins, rounds = 0, 0
+
+        def total_counts(edges: np.ndarray) -> np.ndarray:
+            counts: np.ndarray = np.diff(np.searchsorted(index, edges)).astype(count_type)
+            self.transport.allreduce(counts, "sum")
+            return counts
+
+        self._bounds = quantile_bounds(n, size, bins, rounds, total_counts)
+        self._partition_step = self._steps
+        return True
+
+    def _spare_words(self) -> int:
+        return self._limit_words - self.transport.ledger.words_received
+
+    def _split_cap(self) -> int:
+        """Entries a rank may receive in the split: twice what it does when all is even, and what control leaves."""
+        size, k = self.transport.size, self._stats.k
+        gathering = 2 * k * (size - 1) // size
+        return (self._spare_words() - gathering - 4 * (size - 1)) // 2
+
+    def _cut_to_quota(
+        self, selection: Selection, cuts: np.ndarray, received: np.ndarray, cap: int
+    ) -> tuple[Selection, np.ndarray]:
+        """Drops this rank's smallest entries of each region whose owner would receive more than the cap."""
+        if received.max() <= cap:
+            return selection, cuts
+        index, value = selection.index, selection.value
+        new_cuts = np.zeros_like(cuts)
+        for region in range(cuts.size - 1):
+            part = slice(cuts[region], cuts[region + 1])
+            allowed = part.stop - part.start
+            if region != self.transport.rank:
+                allowed = int(quota(np.array([allowed]), int(received[region]), cap)[0])
+            kept = cpu.keep_top(index[part], value[part], allowed)
+            to = slice(new_cuts[region], new_cuts[region] + kept)
+            index[to] = index[part][:kept]
+            value[to] = value[part][:kept]
+            new_cuts[region + 1] = to.stop
+        return Selection(index[: new_cuts[-1]], value[: new_cuts[-1]], selection.threshold), new_cuts
+
+    def _cut_to_global_top(self, index: np.ndarray, total: np.ndarray) -> np.ndarray:
+        """Moves the sums to deliver to the front; returns how many each rank has."""
+        size, k = self.transport.size, self._stats.k
+        even = 2 * k * (size - 1) // size
+
+        def spare_words() -> int:
+            return min(int(self._room_words().min()) - even - 8 * size, int(SEARCH_SHARE * k) + 4 * size + 32)
+
+        candidates = self._threshold.candidates(total, k, spare_words)
+        blocks = fitting_blocks(candidates, k, self._room_words() // 2, BALANCE_ABOVE)
+        cpu.keep_top(index, total, int(blocks[self.transport.rank]))
+        return blocks
+
+    def _room_words(self) -> np.ndarray:
+        """What each rank may still receive, known alike on all ranks."""
+        control = self.transport.ledger.words_received - self._split_words
+        return self._limit_words - control - 2 * self._received
+
+    def _balance_and_allgatherv(
+        self, index: np.ndarray, total: np.ndarray, blocks: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The entries of all ranks, in index order."""
+        count = int(blocks.sum())
+        if needs_balance(blocks, BALANCE_ABOVE):
+            index, total, blocks = self._balance(index, total, blocks)
+        message = self._codec.encode(index, total, self._outgoing(2 * index.size))
+        gathered = self._incoming(2 * count)
+        self.transport.allgatherv(message, 2 * blocks, gathered)
+        all_index, all_total = self._result[0](count), self._result[1](count).view(np.float32)
+        at = 0
+        for block in blocks:
+            part = slice(at, at + int(block))
+            all_index[part], all_total[part] = self._codec.decode(gathered[2 * part.start : 2 * part.stop])
+            at = part.stop
+        return all_index, all_total
+
+    def _balance(
+        self, index: np.ndarray, total: np.ndarray, blocks: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same entries in the same order over all ranks, evenly spread."""
+        rank = self.transport.rank
+        to, come, even = moves(blocks, rank)
+        space, mail = self._outgoing(2 * index.size), self._incoming(2 * int(even[rank]))
+        outgoing, incoming, at = {}, {}, 0
+        for peer, part in to.items():
+            outgoing[peer] = self._codec.encode(index[part], total[part], space[2 * part.start :])
+        for peer, entries in come.items():
+            incoming[peer] = mail[at : at + 2 * entries]
+            at += 2 * entries
+        for _ in self.transport.exchange(
+            {peer: message for peer, message in outgoing.items() if peer != rank},
+            {peer: message for peer, message in incoming.items() if peer != rank},
+        ):
+            pass
+        if rank in outgoing:
+            incoming[rank][:] = outgoing[rank]
+        parts = [self._codec.decode(incoming[peer]) for peer in sorted(incoming)]
+        none = (np.empty(0, np.int32), np.empty(0, np.float32))
+        new_index = np.concatenate([part[0] for part in parts] or [none[0]])
+        new_total = np.concatenate([part[1] for part in parts] or [none[1]])
+        return new_index, new_total, even
+
+    def state_dict(self) -> dict[str, Any]:
+        return (
+            super().state_dict()
+            | {
+                "bounds": self._bounds.copy(),
+                "partition_step": self._partition_step,
+                "partition_imbalance": self._partition_imbalance,
+            }
+            | {f"threshold.{key}": value for key, value in self._threshold.state_dict().items()}
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._bounds = state["bounds"].astype(np.int64)
+        self._partition_step = int(state["partition_step"])
+        self._partition_imbalance = float(state["partition_imbalance"])
+        prefix = "threshold."
+        self._threshold.load_state_dict(
+            {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        )
+
+
+def quota(wanted: np.ndarray, received: int, cap: int) -> np.ndarray:
+    """Each sender's share of a region's cap, in proportion to what it wants to send; all of it if all fits."""
+    return wanted if received <= cap else (wanted.astype(np.int64) * cap // received).astype(wanted.dtype)
+
+
+def _count_type(largest: int) -> type:
+    return np.int32 if largest < 2**31 else np.int64

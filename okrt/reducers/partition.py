@@ -1,0 +1,89 @@
+"""Plans that every rank computes alike: bounds of regions, shares, and moves between ranks."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+def quantile_bounds(
+    n: int, parts: int, bins: int, rounds: int, total_counts: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """parts + 1 bounds from 0 to n that cut the entries of all ranks into even parts.
+
+    total_counts(edges) tells how many entries lie between neighbouring edges. Each round puts the edges where the last
+    one saw the entries, so that two rounds find a cluster as narrow as n / bins**2. No rounds: parts of even width.
+    """
+    edges = np.linspace(0, n, bins + 1)
+    bounds = np.linspace(0, n, parts + 1)
+    for _ in range(rounds):
+        edges = np.round(edges)
+        cumulated = np.concatenate([[0], np.cumsum(total_counts(edges), dtype=np.int64)])
+        if cumulated[-1] == 0:
+            break
+        bounds = np.interp(np.linspace(0, cumulated[-1], parts + 1), cumulated, edges)
+        edges = np.interp(np.linspace(0, cumulated[-1], bins + 1), cumulated, edges)
+        bounds[0] = edges[0] = 0
+        bounds[-1] = edges[-1] = n
+    return np.round(bounds).astype(np.int64)
+
+
+def shifted_bounds(bounds: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Bounds moved half the way to where they would be even, were the entries of each region evenly spread in it."""
+    cumulated = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    if cumulated[-1] == 0:
+        return bounds
+    even = np.interp(np.linspace(0, cumulated[-1], bounds.size), cumulated, bounds)
+    shifted = np.round((bounds + even) / 2).astype(np.int64)
+    shifted[0], shifted[-1] = bounds[0], bounds[-1]
+    return shifted
+
+
+def apportion(counts: np.ndarray, target: int) -> np.ndarray:
+    """Counts reduced in proportion to sum to the target, the largest remainders first; as they are if they sum to less."""
+    total = int(counts.sum())
+    if total <= target:
+        return counts.copy()
+    scaled = counts * target
+    shares = scaled // total
+    missing = target - int(shares.sum())
+    by_remainder = np.argsort(-(scaled % total), kind="stable")
+    shares[by_remainder[:missing]] += 1
+    return shares
+
+
+def needs_balance(blocks: np.ndarray, limit: int) -> bool:
+    """Whether the largest block is more than `limit` times the mean."""
+    return int(blocks.max()) * blocks.size > limit * int(blocks.sum())
+
+
+def fitting_blocks(counts: np.ndarray, target: int, room: np.ndarray, balance_above: int) -> np.ndarray:
+    """Counts reduced in proportion so that they sum to at most the target, and no rank gathers more than its room."""
+    while True:
+        blocks = apportion(counts, target)
+        total = int(blocks.sum())
+        gathered = total - blocks
+        if total and needs_balance(blocks, balance_above):
+            # Whoever had little first gets its even share, whoever had much gets back what it gave away.
+            even = total * np.arange(1, blocks.size + 1) // blocks.size - total * np.arange(blocks.size) // blocks.size
+            gathered = total - even + np.maximum(even - blocks, even)
+        over = gathered > np.maximum(room, 0)
+        if total == 0 or not over.any():
+            return blocks
+        target = min(total - 1, int(total * (np.maximum(room, 0)[over] / gathered[over]).min()))
+
+
+def moves(blocks: np.ndarray, rank: int) -> tuple[dict[int, slice], dict[int, int], np.ndarray]:
+    """How to spread blocks evenly and keep their order: which of its entries this rank gives to whom (itself included),
+    how many it gets from whom, and the even blocks."""
+    size, total = blocks.size, int(blocks.sum())
+    old = np.concatenate([[0], np.cumsum(blocks)])
+    new = np.array([total * j // size for j in range(size + 1)])
+    to, come = {}, {}
+    for peer in range(size):
+        low, high = max(old[rank], new[peer]), min(old[rank + 1], new[peer + 1])
+        if low < high:
+            to[peer] = slice(int(low - old[rank]), int(high - old[rank]))
+        low, high = max(old[peer], new[rank]), min(old[peer + 1], new[rank + 1])
+        if low < high:
+            come[peer] = int(high - low)
+    return to, come, np.diff(new)

@@ -1,0 +1,39 @@
+"""Split and reduce: entries go to the rank that owns their region, which sums them."""
+
+import numpy as np
+
+from okrt.codec import Coo
+from okrt.reducers.merging import SortedSum, Words
+from okrt.select import Selection
+from okrt.transport import Transport
+
+
+class RegionSum:
+    """One message a peer; a message is summed while the next ones are in flight, in an order that never changes."""
+
+    def __init__(self, transport: Transport, codec: Coo) -> None:
+        self._transport, self._codec = transport, codec
+        self._outgoing, self._incoming = Words(), Words()
+        self._sum = SortedSum()
+
+    def __call__(self, selection: Selection, cuts: np.ndarray, coming: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Indexes and sums of this rank's region, good until the next call.
+
+        Region j holds the entries cuts[j] to cuts[j+1] of the selection; coming[i] entries will come from rank i.
+        """
+        rank, codec = self._transport.rank, self._codec
+        space = self._outgoing(2 * selection.index.size)
+        outgoing, incoming, at = {}, {}, 0
+        mail = self._incoming(2 * int(coming.sum(dtype=np.int64)))
+        for peer in range(self._transport.size):
+            if peer == rank:
+                continue
+            part = slice(cuts[peer], cuts[peer + 1])
+            outgoing[peer] = codec.encode(selection.index[part], selection.value[part], space[2 * cuts[peer] :])
+            incoming[peer] = mail[at : at + 2 * int(coming[peer])]
+            at += 2 * int(coming[peer])
+        own = slice(cuts[rank], cuts[rank + 1])
+        self._sum.start(selection.index[own], selection.value[own])
+        for _, message in self._transport.exchange(outgoing, incoming):
+            self._sum.add(*codec.decode(message))
+        return self._sum.index, self._sum.value

@@ -1,0 +1,20 @@
+"""TopkA: the local top-k of every rank goes to every rank, which sums them. 2k(P-1) words."""
+
+from okrt.reducers.base import Cost, Delivered, SparseReducer
+from okrt.reducers.merging import GatheredSum
+from okrt.select import Selection
+from okrt.transport.ledger import log2_ceil
+
+
+class TopkA(SparseReducer):
+    name = "topka"
+
+    @staticmethod
+    def cost(n: int, k: int, size: int) -> Cost:
+        return Cost(log2_ceil(size), 2 * k * (size - 1))
+
+    def _make_buffers(self) -> None:
+        self._gathered_sum = GatheredSum(self.transport, self._codec)
+
+    def _exchange(self, selection: Selection, n: int) -> Delivered:
+        return Delivered(*self._gathered_sum(selection), selection.index)

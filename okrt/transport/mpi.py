@@ -1,0 +1,112 @@
+"""The transport over MPI: non-blocking calls only, so that every wait has a time limit."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from mpi4py import MPI
+
+from okrt.errors import StallError
+from okrt.transport.ledger import Ledger
+
+_OPS = {"sum": MPI.SUM, "max": MPI.MAX}
+_SPIN_S = 50e-6  # how long a wait keeps its core before it starts to give way to others
+_NAP_S = 20e-6
+_IN_FLIGHT = 8  # peers an exchange talks to at once: enough to fill a link, few enough to spare a switch
+_TAG_EXCHANGE, _TAG_TREE = 1, 2
+
+
+class MpiTransport:
+    def __init__(self, comm: MPI.Intracomm, timeout_s: float) -> None:
+        self._comm = comm.Dup()  # messages of the user's own cannot be mistaken for ours
+        self._timeout_s = timeout_s
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self.ledger = Ledger()
+
+    def _wait(self, requests: list[MPI.Request], what: str, status: MPI.Status | None = None) -> None:
+        start = time.monotonic()
+        statuses = None if status is None else [status]
+        while not MPI.Request.Testall(requests, statuses):
+            waited = time.monotonic() - start
+            if waited > self._timeout_s:
+                raise StallError(
+                    f"rank {self.rank} of {self.size} waited {waited:.0f} s for {what}; "
+                    "a rank has died, is far behind or took another path (limit: OKRT_TIMEOUT_S)"
+                )
+            if waited > _SPIN_S:
+                time.sleep(_NAP_S)
+            else:
+                os.sched_yield()
+
+    def allreduce(self, array: np.ndarray, op: str, *, long: bool = False) -> None:
+        self._wait([self._comm.Iallreduce(MPI.IN_PLACE, array, _OPS[op])], f"an all-reduction of {array.size} words")
+        self.ledger.record_allreduce(array.nbytes, self.size, long=long)
+
+    def allgather(self, row: np.ndarray) -> np.ndarray:
+        rows = np.empty((self.size, row.size), row.dtype)
+        self._wait([self._comm.Iallgather(row, rows)], f"a gather of {row.size} words from every rank")
+        self.ledger.record_allgather(row.nbytes, self.size)
+        return rows
+
+    def alltoall(self, words: np.ndarray) -> np.ndarray:
+        received = words.copy()
+        peers = {peer: slice(peer, peer + 1) for peer in range(self.size) if peer != self.rank}
+        outgoing = {peer: words[at] for peer, at in peers.items()}
+        for _ in self.exchange(outgoing, {peer: received[at] for peer, at in peers.items()}):
+            pass
+        return received
+
+    def exchange(
+        self, outgoing: Mapping[int, np.ndarray], incoming: Mapping[int, np.ndarray]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        sends: list[MPI.Request] = []
+        receives: dict[int, MPI.Request] = {}
+
+        def post(distance: int) -> None:
+            source, dest = (self.rank - distance) % self.size, (self.rank + distance) % self.size
+            if source in incoming and incoming[source].size:
+                receives[source] = self._comm.Irecv(incoming[source], source, _TAG_EXCHANGE)
+            if dest in outgoing and outgoing[dest].size:
+                sends.append(self._comm.Isend(outgoing[dest], dest, _TAG_EXCHANGE))
+                self.ledger.record(sent=outgoing[dest].nbytes)
+
+        for distance in range(1, min(_IN_FLIGHT + 1, self.size)):
+            post(distance)
+        for distance in range(1, self.size):
+            source = (self.rank - distance) % self.size
+            if source in receives:
+                message = incoming[source]
+                self._wait([receives[source]], f"a message of {message.nbytes} bytes from rank {source}")
+                self.ledger.record(received=message.nbytes, messages=1)
+            if distance + _IN_FLIGHT < self.size:
+                post(distance + _IN_FLIGHT)
+            if source in incoming:
+                yield source, incoming[source]
+        self._wait(sends, f"{len(sends)} messages to be taken by their receivers")
+
+    def allgatherv(self, message: np.ndarray, sizes: np.ndarray, out: np.ndarray) -> None:
+        total = int(sizes.sum())
+        request = self._comm.Iallgatherv(message, [out[:total], sizes])
+        self._wait([request], f"a gather of {message.itemsize * total} bytes from all ranks")
+        self.ledger.record_allgatherv(message.nbytes, message.itemsize * total, self.size)
+
+    def send(self, peer: int, message: np.ndarray) -> None:
+        self._wait([self._comm.Isend(message, peer, _TAG_TREE)], f"rank {peer} to take {message.nbytes} bytes")
+        self.ledger.record(sent=message.nbytes)
+
+    def receive(self, peer: int, out: np.ndarray) -> int:
+        status = MPI.Status()
+        self._wait([self._comm.Irecv(out, peer, _TAG_TREE)], f"a message from rank {peer}", status)
+        received_bytes = status.Get_count(MPI.BYTE)
+        self.ledger.record(received=received_bytes, messages=1)
+        return received_bytes // out.itemsize
+
+    def gather_texts(self, text: str) -> list[str]:
+        data = np.frombuffer(text.encode(), np.uint8)
+        sizes = self.allgather(np.array([data.size], np.int64))[:, 0]
+        out = np.empty(int(sizes.sum()), np.uint8)
+        self.allgatherv(data, sizes, out)
+        ends = np.cumsum(sizes)
+        return [bytes(out[end - size : end]).decode() for size, end in zip(sizes, ends, strict=True)]

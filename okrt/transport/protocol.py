@@ -1,0 +1,47 @@
+"""How bytes move: all that a reducer may ask of a network."""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from okrt.transport.ledger import Ledger
+
+
+class Transport(Protocol):
+    """Every call is collective over the ranks, but for `send` and `receive`; arrays are contiguous.
+
+    A call that waits longer than the transport's time limit raises StallError. Traffic is recorded in `ledger` as
+    what this rank receives: for `allgather` and `exchange` exactly; an all-reduction of m words counts as
+    m * ceil(log2 P), the most that recursive doubling takes, or as the 2m(P-1)/P of a ring if it is `long`.
+    """
+
+    rank: int
+    size: int
+    ledger: Ledger
+
+    def allreduce(self, array: np.ndarray, op: str, *, long: bool = False) -> None:
+        """In place; op is "sum" or "max"."""
+
+    def allgather(self, row: np.ndarray) -> np.ndarray:
+        """Row i of the result is what rank i gave."""
+
+    def alltoall(self, words: np.ndarray) -> np.ndarray:
+        """words[j] goes to rank j; element i of the result came from rank i."""
+
+    def exchange(
+        self, outgoing: Mapping[int, np.ndarray], incoming: Mapping[int, np.ndarray]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """One message to each peer of `outgoing`, one from each of `incoming` (sizes known on both sides, empty ones
+        not sent). Yields (peer, message) in the fixed order rank-1, rank-2, …, each as soon as it is there."""
+
+    def allgatherv(self, message: np.ndarray, sizes: np.ndarray, out: np.ndarray) -> None:
+        """The messages of all ranks (sizes[i] elements of rank i), one after the other, into `out`."""
+
+    def send(self, peer: int, message: np.ndarray) -> None: ...
+
+    def receive(self, peer: int, out: np.ndarray) -> int:
+        """Returns how many elements came; at most out.size."""
+
+    def gather_texts(self, text: str) -> list[str]:
+        """The text of every rank; for error messages."""

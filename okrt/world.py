@@ -1,0 +1,136 @@
+"""Start-up and end: MPI, rank and local rank, device, abort on error."""
+
+import functools
+import os
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from okrt.errors import UsageError, exit_code
+
+if TYPE_CHECKING:
+    import torch
+    from mpi4py import MPI
+
+    from okrt.transport.mpi import MpiTransport
+
+# How launchers tell a process the size of its job: Open MPI, MPICH and Slurm's pmi2, Slurm with srun.
+LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+DEFAULT_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class World:
+    """The job as this process sees it."""
+
+    comm: "MPI.Intracomm"
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    timeout_s: float
+
+    @functools.cached_property
+    def device(self) -> "torch.device":
+        """The GPU of this local rank, or the CPU where there is none."""
+        import torch
+
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+        return torch.device("cpu")
+
+    @functools.cached_property
+    def transport(self) -> "MpiTransport":
+        """The way to the other ranks; the first use is collective."""
+        from okrt.transport.mpi import MpiTransport
+
+        return MpiTransport(self.comm, self.timeout_s)
+
+    @functools.cached_property
+    def threads(self) -> int:
+        """Threads for the kernels of this rank: OKRT_THREADS, or this rank's share of the cores it may use."""
+        return positive_setting("OKRT_THREADS", int) or max(1, len(os.sched_getaffinity(0)) // self.local_size)
+
+
+def positive_setting(name: str, kind: type) -> Any:
+    """The environment variable as a positive number; None if it is not set."""
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    try:
+        value = kind(text)
+    except ValueError:
+        value = 0
+    if not value > 0:
+        raise UsageError(f"{name}={text}: a positive number is needed")
+    return value
+
+
+def launcher_size() -> tuple[str, int] | None:
+    """What the launcher says about the number of ranks, and the variable that says so."""
+    for name in LAUNCHER_SIZES:
+        if os.environ.get(name, "").isdigit():
+            return name, int(os.environ[name])
+    return None
+
+
+@functools.cache
+def init() -> World:
+    """Starts MPI if need be and returns the world; any further call returns the same one."""
+    install_abort_hook()
+    timeout_s = positive_setting("OKRT_TIMEOUT_S", float) or DEFAULT_TIMEOUT_S
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    told = launcher_size()
+    if told and told[1] > 1 and comm.size == 1:
+        library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip()
+        raise UsageError(
+            f"the launcher started {told[1]} ranks ({told[0]}), but MPI ({library}) sees only one: each process would "
+            "train alone. Use the mpiexec that belongs to this MPI library, or srun --mpi=pmi2 (MPICH) or pmix (Open MPI)"
+        )
+    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    world = World(comm, comm.rank, comm.size, local.rank, local.size, timeout_s)
+    local.Free()
+    return world
+
+
+def job_rank() -> int | None:
+    """This process's rank if it is one of several; does not start MPI."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1:
+        return None
+    return mpi.COMM_WORLD.rank
+
+
+def abort(error: BaseException, trace: TracebackType | None) -> None:
+    """Prints the error with the rank, a user's mistake in one line, and ends the job on all ranks."""
+    rank = job_rank()
+    if rank is None:
+        sys.__excepthook__(type(error), error, trace)
+        return
+    if isinstance(error, UsageError):
+        text = f"okrt: rank {rank}: {error}\n"
+    else:
+        text = f"rank {rank}: " + "".join(traceback.format_exception(type(error), error, trace))
+    sys.stdout.flush()
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(exit_code(error))
+
+
+def install_abort_hook() -> None:
+    """From here on an exception that nobody catches, in any thread, ends the whole job instead of hanging it."""
+
+    def main_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        abort(error, trace)
+
+    def thread_hook(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            abort(args.exc_value, args.exc_traceback)
+
+    sys.excepthook = main_hook
+    threading.excepthook = thread_hook

@@ -1,0 +1,1 @@
+"""Benchmarks, and the lab they run in: many hosts with a slow network on one machine."""
