@@ -88,14 +88,17 @@ with compile_lock():
 
     @_compiled(*(types.boolean(g) for g in _GRADIENTS))
     def all_finite(gradient):
+        # Two halves side by side: one stream of reads does not fill the memory channels.
+        half = gradient.size // 2
         bad = types.uint32(0)
-        for start in range(0, gradient.size, BLOCK):
-            block = gradient[start : start + BLOCK]
+        for start in range(0, half, BLOCK):
+            block = gradient[start : min(start + BLOCK, half)]
+            other = gradient[half + start : half + start + block.size]
             for j in range(block.size):
-                bad |= _not_finite(block[j])
+                bad |= _not_finite(block[j]) | _not_finite(other[j])
             if bad:
                 return False
-        return True
+        return not (gradient.size % 2 and _not_finite(gradient[gradient.size - 1]))
 
     @_compiled(*(types.void(_f4, g) for g in _GRADIENTS))
     def accumulate(residual, gradient):
@@ -212,25 +215,24 @@ with compile_lock():
             counts = counts[: 1 << min(12, shift)]
             shift = max(0, shift - 12)
 
+    @_compiled(types.int64(_i4, _f4, types.int32, types.int64))
+    def keep_reaching(index, value, threshold, k):
+        ties = k - count(value, threshold + 1)
+        kept = 0
+        for i in range(index.size):
+            magnitude = _bits(value[i])
+            index[kept] = index[i]
+            value[kept] = value[i]
+            tie = magnitude == threshold and ties > 0
+            ties -= tie
+            kept += magnitude > threshold or tie
+        return kept
+
     @_compiled(types.int64(_i4, _f4, types.int64))
     def keep_top(index, value, k):
         if index.size <= k:
             return index.size
-        if k == 0:
-            return 0
-        threshold = kth_magnitude(value, k)
-        above = count(value, threshold + 1)
-        ties = k - above
-        kept = 0
-        for i in range(index.size):
-            magnitude = _bits(value[i])
-            tie = magnitude == threshold and ties > 0
-            if magnitude > threshold or tie:
-                ties -= tie
-                index[kept] = index[i]
-                value[kept] = value[i]
-                kept += 1
-        return kept
+        return keep_reaching(index, value, kth_magnitude(value, k), k) if k > 0 else 0
 
     @_compiled(types.void(_f4, _i4, _f4))
     def scatter_add(dense, index, value):

@@ -76,6 +76,16 @@ def kth_magnitude(values: np.ndarray, k: int) -> int:
     return max(1, int(np.sort(magnitude_bits(values))[values.size - k]))
 
 
+def keep_reaching(index: np.ndarray, value: np.ndarray, threshold: int, k: int) -> int:
+    """Moves the pairs above the threshold to the front, in their order, and the first equal to it that make up k."""
+    magnitude = magnitude_bits(value)
+    above = np.flatnonzero(magnitude > threshold)
+    equal = np.flatnonzero(magnitude == threshold)[: max(0, k - above.size)]
+    kept = np.sort(np.concatenate([above, equal]))
+    index[: kept.size], value[: kept.size] = index[kept], value[kept]
+    return kept.size
+
+
 def keep_top(index: np.ndarray, value: np.ndarray, k: int) -> int:
     """Moves the k pairs of largest magnitude to the front, in their order; of equals the first ones stay."""
     if index.size <= k:

@@ -89,8 +89,8 @@ def init() -> World:
     if told and told[1] > 1 and comm.size == 1:
         library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip()
         raise UsageError(
-            f"the launcher started {told[1]} ranks ({told[0]}), but MPI ({library}) sees only one: each process would "
-            "train alone. Use the mpiexec that belongs to this MPI library, or srun --mpi=pmi2 (MPICH) or pmix (Open MPI)"
+            f"the launcher started {told[1]} ranks ({told[0]}), but MPI ({library}) sees only one: each process "
+            "would work alone. Use the mpiexec of this MPI library, or srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI)"
         )
     local = comm.Split_type(MPI.COMM_TYPE_SHARED)
     world = World(comm, comm.rank, comm.size, local.rank, local.size, timeout_s)

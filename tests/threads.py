@@ -25,6 +25,7 @@ class ThreadTransport:
     def __init__(self, rank: int, shared: _Shared) -> None:
         self.rank, self.size = rank, shared.size
         self.ledger = Ledger()
+        self.idle = iter(())
         self._shared = shared
 
     def _swap(self, mine: Any) -> list[Any]:

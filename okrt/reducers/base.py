@@ -5,6 +5,7 @@ import inspect
 import math
 import warnings
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +66,23 @@ class Cost:
     words: float
 
 
+def check_out(out: Any, source: View) -> None:
+    target = view(out)
+    if (target.size, target.dtype, target.is_torch) != (source.size, source.dtype, source.is_torch):
+        raise UsageError(
+            f"out holds {target.size} {target.dtype}: it must be of the kind, type and length of the input"
+        )
+    if not target.data.flags.writeable:
+        raise UsageError("out cannot be written")
+
+
+def zeroing(target: np.ndarray, stride: int = 1 << 16) -> Iterator[None]:
+    """Sets the target to zero, a piece at each turn."""
+    for start in range(0, target.size, stride):
+        target[start : start + stride] = 0
+        yield
+
+
 def check_choice(what: str, value: str, choices: Any) -> str:
     if value not in choices:
         raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(sorted(choices))}")
@@ -90,11 +108,20 @@ class Reducer(abc.ABC):
         """What is kept back for the next steps; None for exact reducers and before the first step."""
         return None
 
-    def allreduce(self, x: Any) -> Any:
-        """The mean of x over the ranks, as an array of the same kind; x is left as it was."""
-        source = self._begin(x)
-        result = np.zeros(source.size, source.data.dtype) if self._stats.skipped else self._mean(source)
-        return source.result(self._finish(result))
+    def allreduce(self, x: Any, out: Any = None) -> Any:
+        """The mean of x over the ranks, as an array of the same kind; x is left as it was.
+
+        Given `out`, an array like x (or x itself, for a reduction in place), the result is written there and no memory
+        of full length is needed.
+        """
+        source = self._begin(x, out)
+        target = np.empty_like(source.data) if out is None else view(out).data
+        if self._stats.skipped:
+            target[:] = 0
+        else:
+            self._mean(source, target)
+        self._finish()
+        return source.result(target) if out is None else out
 
     @staticmethod
     @abc.abstractmethod
@@ -102,8 +129,8 @@ class Reducer(abc.ABC):
         """The bound for n elements of which k are sent, on `size` ranks."""
 
     @abc.abstractmethod
-    def _mean(self, source: View) -> np.ndarray:
-        """The mean over ranks, of the source's bits type."""
+    def _mean(self, source: View, target: np.ndarray) -> None:
+        """Writes the mean over ranks, as the source's bits type; target may be the source's own memory."""
 
     def _plan(self) -> dict[str, Any]:
         """All that the ranks must have in common, apart from the array."""
@@ -112,7 +139,7 @@ class Reducer(abc.ABC):
     def _k(self, n: int) -> int:
         return n
 
-    def _begin(self, x: Any) -> View:
+    def _begin(self, x: Any, out: Any = None) -> View:
         """Checks the array on all ranks at once; whatever is wrong on one is an error on every rank."""
         ledger = self.transport.ledger
         ledger.begin()
@@ -123,6 +150,8 @@ class Reducer(abc.ABC):
             try:
                 source = view(x)
                 self._check_expected(source)
+                if out is not None:
+                    check_out(out, source)
                 finite = self._lanes.all_finite(source.data)
             except UsageError as error:
                 refusal = error
@@ -187,7 +216,7 @@ class Reducer(abc.ABC):
             f'NaN or Inf in the gradient of rank {ranks}; residuals are untouched (nan="skip" passes over such steps)'
         )
 
-    def _finish(self, result: Any) -> Any:
+    def _finish(self) -> None:
         ledger, stats = self.transport.ledger, self._stats
         stats.words_received = ledger.words_received
         stats.bytes_sent, stats.bytes_received = ledger.bytes_sent, ledger.bytes_received
@@ -195,7 +224,6 @@ class Reducer(abc.ABC):
         stats.seconds = ledger.seconds
         self.last = stats
         self._steps += 1
-        return result
 
     def state_dict(self) -> dict[str, Any]:
         """All that a restart needs: NumPy arrays and plain scalars only."""
@@ -266,12 +294,13 @@ class SparseReducer(Reducer):
         if self._stats.skipped:
             index, mean = np.empty(0, np.int32), np.empty(0, source.data.dtype)
         elif self._steps < self.dense_steps:
-            mean = self._mean(source)
+            mean = np.empty_like(source.data)
+            self._mean(source, mean)
             index = np.flatnonzero(mean).astype(np.int32)
             mean = mean[index]
         else:
             index, mean = self._sparse_mean(source)
-        self._finish(None)
+        self._finish()
         wide_index = index.astype(np.int64)
         if source.is_torch:
             import torch
@@ -279,27 +308,33 @@ class SparseReducer(Reducer):
             return torch.from_numpy(wide_index), source.result(mean.copy())
         return wide_index, source.result(mean.copy())
 
-    def _mean(self, source: View) -> np.ndarray:
+    def _mean(self, source: View, target: np.ndarray) -> None:
         if self._steps < self.dense_steps:
             residual = self._residual.of_length(source.size)
             total = self._sum_over_ranks(residual + widen(source.data))
             residual[:] = 0
-            return self._rounded_mean(np.arange(source.size, dtype=np.int32), total, source)
-        index, mean = self._sparse_mean(source)
+            target[:] = self._rounded_mean(np.arange(source.size, dtype=np.int32), total, source)
+            return
+        index, mean = self._sparse_mean(source, target)
         with self.transport.ledger.phase("scatter"):
-            result = np.zeros(source.size, source.data.dtype)
-            result[index] = mean
-        return result
+            for _ in self.transport.idle:
+                pass
+            target[index] = mean
 
-    def _sparse_mean(self, source: View) -> tuple[np.ndarray, np.ndarray]:
-        """Sorted indexes and mean values of the source's bits type; the residual is left as the step leaves it."""
+    def _sparse_mean(self, source: View, target: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Sorted indexes and mean values of the source's bits type; the residual is left as the step leaves it.
+
+        A target is zeroed, as far as the time that the exchange waits allows; the rest is left in transport.idle.
+        """
         residual = self._residual.of_length(source.size)
         if source.size == 0:
+            self.transport.idle = iter(())
             return np.empty(0, np.int32), source.data
         with self.transport.ledger.phase("select"):
             k = self._stats.k
             selection = self._selector.select(residual, source.data, k, self._cap(k))
         self._stats.threshold = selection.threshold
+        self.transport.idle = iter(()) if target is None else zeroing(target)
         if self.transport.size == 1:
             delivered = Delivered(selection.index, selection.value, selection.index)
         else:

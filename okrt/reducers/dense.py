@@ -15,8 +15,12 @@ class Dense(Reducer):
     def cost(n: int, k: int, size: int) -> Cost:
         return Cost(2 * log2_ceil(size), 2 * n * (size - 1) / size)
 
-    def _mean(self, source: View) -> np.ndarray:
-        wide = widen(source.data)
-        total = self._sum_over_ranks(wide.copy() if wide is source.data else wide)
-        total /= np.float32(self.transport.size)
-        return source.narrowed(total)
+    def _mean(self, source: View, target: np.ndarray) -> None:
+        if target.dtype == np.float32:
+            np.copyto(target, source.data)
+            self._sum_over_ranks(target)
+            target /= np.float32(self.transport.size)
+        else:
+            total = self._sum_over_ranks(widen(source.data))
+            total /= np.float32(self.transport.size)
+            target[:] = source.narrowed(total)

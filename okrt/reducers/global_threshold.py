@@ -64,7 +64,7 @@ class GlobalThreshold:
         return [threshold_bits(math.exp(centre - math.log(share) / self._slope)) for share in shares]
 
     def _searched(self, total: np.ndarray, k: int, spare_words: int) -> list[int]:
-        """A threshold that at least k sums reach and one slightly above: histograms, each inside one bin of the last."""
+        """A threshold that k sums reach, and one slightly above: histograms, each inside one bin of the last."""
         for bins, rounds in SEARCHES:
             if bins * rounds * log2_ceil(self._transport.size) <= spare_words:
                 break

@@ -1,5 +1,7 @@
 """Sums of sorted lists of entries, in buffers that grow to what is needed and stay."""
 
+import itertools
+
 import numpy as np
 
 from okrt.codec import Coo
@@ -59,6 +61,6 @@ class GatheredSum:
         with transport.ledger.phase("reduce"):
             ends = np.cumsum(sizes, dtype=np.int64)
             self._sum.start(*codec.decode(gathered[: ends[0]]))
-            for start, end in zip(ends[:-1], ends[1:], strict=True):
+            for start, end in itertools.pairwise(ends):
                 self._sum.add(*codec.decode(gathered[start:end]))
         return self._sum.index, self._sum.value

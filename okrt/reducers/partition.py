@@ -39,7 +39,7 @@ def shifted_bounds(bounds: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def apportion(counts: np.ndarray, target: int) -> np.ndarray:
-    """Counts reduced in proportion to sum to the target, the largest remainders first; as they are if they sum to less."""
+    """Counts reduced in proportion to sum to at most the target; what rounding leaves goes to the largest remainders."""
     total = int(counts.sum())
     if total <= target:
         return counts.copy()

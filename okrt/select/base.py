@@ -58,7 +58,7 @@ class Selector(abc.ABC):
             return self._selection(found, threshold)
         index, value = self._index[0, :found], self._value[0, :found]
         threshold = cpu.kth_magnitude(value, k)
-        return self._selection(cpu.keep_top(index, value, k), threshold)
+        return self._selection(cpu.keep_reaching(index, value, threshold, k), threshold)
 
     def _top(self, values: np.ndarray, k: int, counts: np.ndarray) -> Selection:
         """The exact top-k of `values`, given their coarse histogram."""

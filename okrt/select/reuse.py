@@ -11,17 +11,21 @@ from typing import Any
 import numpy as np
 
 from okrt.kernels import cpu
-from okrt.kernels.bits import threshold_bits, threshold_value
+from okrt.kernels.bits import threshold_bits
+from okrt.kernels.lanes import Lanes
 from okrt.select.base import Selection, Selector
 
 AIM = 0.08  # candidates wanted beyond k, as a share of k
 TOO_FEW = 0.97  # of k: below that the threshold is found anew
+PROBE = 1.0625  # the count above the threshold times this tells the slope of the distribution there
+DRIFT_DAMPING = 0.8  # thresholds under error feedback rise ever more slowly
 
 
 class Reuse(Selector):
-    def __init__(self, lanes: Any) -> None:
+    def __init__(self, lanes: Lanes) -> None:
         super().__init__(lanes)
-        self._predicted = 0.0  # threshold for the next step; 0 when there is none
+        self._last = 0.0  # threshold of the last step; 0 when there is none
+        self._predicted = 0.0  # threshold to try in the next step
 
     def select(self, residual: np.ndarray, gradient: np.ndarray, k: int, cap: int) -> Selection:
         self._reserve(k, residual.size)
@@ -39,20 +43,21 @@ class Reuse(Selector):
         return selection
 
     def _predict(self, selection: Selection, k: int) -> None:
-        """The threshold that would have found (1 + AIM)k, from the slope of log count over log threshold."""
-        size = selection.index.size
-        if size < k or size < 2:
+        """The threshold at which (1 + AIM)k would be found next, from the slope of log count over log threshold."""
+        size, now = selection.index.size, selection.threshold
+        if size < TOO_FEW * k:
             # Few enough non-zeros for all to go: no threshold holds any back.
-            self._predicted = 0.0 if size < TOO_FEW * k else selection.threshold * (1 - AIM / 4)
+            self._last = self._predicted = 0.0
             return
-        half = threshold_value(cpu.kth_magnitude(selection.value, -(-size // 2)))
-        spread = math.log(half / selection.threshold) if half > selection.threshold else 0.0
-        per_log_count = spread / math.log(2)  # how far log threshold moves as the count doubles
-        aim = AIM + 2 / math.sqrt(k)
-        self._predicted = selection.threshold * math.exp(-per_log_count * math.log1p(aim))
+        probed = cpu.count(selection.value, threshold_bits(now * PROBE))
+        slope = max(1.0, math.log(size / max(1, probed)) / math.log(PROBE))
+        drift = min(max(math.log(now / self._last), -0.5), 0.5) if self._last else 0.0
+        aim = 1 + AIM + 2 / math.sqrt(k)
+        self._last = now
+        self._predicted = now * math.exp(DRIFT_DAMPING * drift - math.log(aim) / slope)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"predicted": self._predicted}
+        return {"last": self._last, "predicted": self._predicted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._predicted = float(state["predicted"])
+        self._last, self._predicted = float(state["last"]), float(state["predicted"])

@@ -19,6 +19,8 @@ class Transport(Protocol):
     rank: int
     size: int
     ledger: Ledger
+    idle: Iterator[None]
+    """Work in small pieces that may be done while a call waits; whatever sets it does what is left of it."""
 
     def allreduce(self, array: np.ndarray, op: str, *, long: bool = False) -> None:
         """In place; op is "sum" or "max"."""
