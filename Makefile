@@ -31,8 +31,9 @@ lint: setup  ## ruff, mypy and import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: setup  ## speed and memory of the core
+bench: setup  ## speed and memory of the core, into perf/results/
 	$(BIN)/python -m okrt.perf.core
+	OKRT_THREADS=1 $(BIN)/mpiexec -n 4 $(BIN)/python -m okrt.perf.lean
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) .pytest-ranks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info

@@ -20,7 +20,7 @@ class Lanes:
         self.threads = threads
         self._pool = ThreadPoolExecutor(threads - 1, "okrt-lane") if threads > 1 else None
 
-    def _map(self, part: Callable[[int, slice], T], length: int) -> list[T]:
+    def map(self, part: Callable[[int, slice], T], length: int) -> list[T]:
         """part(lane, slice) for each part of range(length), in order; the caller's thread is the first lane."""
         lanes = max(1, min(self.threads, length // _PART_MIN))
         ends = [length * lane // lanes // cpu.BLOCK * cpu.BLOCK for lane in range(lanes)] + [length]
@@ -31,17 +31,17 @@ class Lanes:
         return [part(0, parts[0])] + [other.result() for other in others]
 
     def all_finite(self, gradient: np.ndarray) -> bool:
-        return all(self._map(lambda _, at: cpu.all_finite(gradient[at]), gradient.size))
+        return all(self.map(lambda _, at: cpu.all_finite(gradient[at]), gradient.size))
 
     def accumulate(self, residual: np.ndarray, gradient: np.ndarray) -> None:
-        self._map(lambda _, at: cpu.accumulate(residual[at], gradient[at]), residual.size)
+        self.map(lambda _, at: cpu.accumulate(residual[at], gradient[at]), residual.size)
 
     def moments(self, values: np.ndarray) -> tuple[float, float]:
-        parts = self._map(lambda _, at: cpu.moments(values[at]), values.size)
+        parts = self.map(lambda _, at: cpu.moments(values[at]), values.size)
         return sum(total for total, _ in parts), sum(squares for _, squares in parts)
 
     def count(self, values: np.ndarray, threshold: int) -> int:
-        return sum(self._map(lambda _, at: cpu.count(values[at], threshold), values.size))
+        return sum(self.map(lambda _, at: cpu.count(values[at], threshold), values.size))
 
     def histogram(self, values: np.ndarray, low: int, shift: int, bins: int) -> np.ndarray:
         def part(_: int, at: slice) -> np.ndarray:
@@ -49,7 +49,7 @@ class Lanes:
             cpu.histogram(values[at], low, shift, counts)
             return counts
 
-        return sum(self._map(part, values.size), start=np.zeros(bins, np.int64))
+        return sum(self.map(part, values.size), start=np.zeros(bins, np.int64))
 
     def accumulate_histogram(
         self, residual: np.ndarray, gradient: np.ndarray, low: int, shift: int, bins: int
@@ -59,7 +59,7 @@ class Lanes:
             cpu.accumulate_histogram(residual[at], gradient[at], low, shift, counts)
             return counts
 
-        return sum(self._map(part, residual.size), start=np.zeros(bins, np.int64))
+        return sum(self.map(part, residual.size), start=np.zeros(bins, np.int64))
 
     def select(self, values: np.ndarray, threshold: int, index_out: np.ndarray, value_out: np.ndarray) -> int:
         """As cpu.select; the outputs are (threads, capacity), the first row takes the result."""
@@ -67,7 +67,7 @@ class Lanes:
         def part(lane: int, at: slice) -> int:
             return cpu.select(values[at], threshold, at.start, index_out[lane], value_out[lane])
 
-        return self._join(self._map(part, values.size), index_out, value_out)
+        return self._join(self.map(part, values.size), index_out, value_out)
 
     def accumulate_select(
         self,
@@ -84,7 +84,7 @@ class Lanes:
                 residual[at], gradient[at], threshold, at.start, index_out[lane], value_out[lane]
             )
 
-        return self._join(self._map(part, residual.size), index_out, value_out)
+        return self._join(self.map(part, residual.size), index_out, value_out)
 
     @staticmethod
     def _join(found: list[int], index_out: np.ndarray, value_out: np.ndarray) -> int:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import socket
 import sys
 import threading
 import traceback
@@ -32,6 +33,8 @@ class World:
     local_rank: int
     local_size: int
     timeout_s: float
+    transport: "MpiTransport"
+    """the way to the other ranks"""
 
     @functools.cached_property
     def device(self) -> "torch.device":
@@ -41,13 +44,6 @@ class World:
         if torch.cuda.is_available():
             return torch.device("cuda", self.local_rank % torch.cuda.device_count())
         return torch.device("cpu")
-
-    @functools.cached_property
-    def transport(self) -> "MpiTransport":
-        """The way to the other ranks; the first use is collective."""
-        from okrt.transport.mpi import MpiTransport
-
-        return MpiTransport(self.comm, self.timeout_s)
 
     @functools.cached_property
     def threads(self) -> int:
@@ -92,10 +88,20 @@ def init() -> World:
             f"the launcher started {told[1]} ranks ({told[0]}), but MPI ({library}) sees only one: each process "
             "would work alone. Use the mpiexec of this MPI library, or srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI)"
         )
-    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    world = World(comm, comm.rank, comm.size, local.rank, local.size, timeout_s)
-    local.Free()
-    return world
+    from okrt.transport.mpi import MpiTransport
+
+    transport = MpiTransport(comm, timeout_s)
+    hosts = transport.gather_texts(socket.gethostname())
+    here = hosts[comm.rank]
+    return World(
+        comm=comm,
+        rank=comm.rank,
+        size=comm.size,
+        local_rank=hosts[: comm.rank].count(here),
+        local_size=hosts.count(here),
+        timeout_s=timeout_s,
+        transport=transport,
+    )
 
 
 def job_rank() -> int | None:

@@ -40,9 +40,9 @@ class Gloo:
         store = None
         if world.rank == 0:
             store = dist.TCPStore(address, 0, world.size, is_master=True, timeout=limit, wait_for_workers=False)
-        host, port = world.comm.bcast((address, store.port) if store else None)
+        host, port = world.transport.gather_texts(f"{address}:{store.port}" if store else "")[0].split(":")
         if store is None:
-            store = dist.TCPStore(host, port, world.size, is_master=False, timeout=limit)
+            store = dist.TCPStore(host, int(port), world.size, is_master=False, timeout=limit)
         dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size, timeout=limit)
 
     def allreduce(self, x: np.ndarray, out: np.ndarray) -> None:

@@ -26,48 +26,42 @@ class GTopk(SparseReducer):
 
     def _exchange(self, selection: Selection, n: int) -> Delivered:
         with self.transport.ledger.phase("reduce"):
-            dropped = self._merge_up(selection)
+            index, total, dropped = self._merge_up(selection)
         with self.transport.ledger.phase("gather"):
-            index, total = self._broadcast_down()
+            index, total = self._broadcast_down(index, total)
         with self.transport.ledger.phase("residual"):
             for lost_index, lost_total in dropped:
                 delivered = np.isin(lost_index, index, assume_unique=True)
                 self._residual.keep(lost_index[delivered], lost_total[delivered])
         return Delivered(index, total, selection.index)
 
-    def _merge_up(self, selection: Selection) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Leaves the top-k of this rank's subtree in the sum; returns the partial sums dropped here."""
+    def _merge_up(self, selection: Selection) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+        """The top-k of the sums of this rank's subtree, and the sums dropped here on the way to it."""
         transport, k, codec = self.transport, self._stats.k, self._codec
-        self._sum.start(selection.index, selection.value)
+        index, total = selection.index, selection.value
         dropped = []
         distance = 1
         while distance < transport.size:
             if transport.rank & distance:
-                space = self._outgoing(2 * self._sum.index.size)
-                transport.send(transport.rank - distance, codec.encode(self._sum.index, self._sum.value, space))
+                message = codec.encode(index, total, self._outgoing(2 * index.size))
+                transport.send(transport.rank - distance, message)
                 break
             if transport.rank + distance < transport.size:
                 space = self._incoming(2 * k)
                 length = transport.receive(transport.rank + distance, space)
+                self._sum.add(index, total)
                 self._sum.add(*codec.decode(space[:length]))
-                dropped.append(self._keep_top(k))
+                index, total, lost = top_and_rest(*self._sum.total(), k)
+                dropped.append(lost)
             distance *= 2
-        return dropped
+        return index, total, dropped
 
-    def _keep_top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Cuts the sum to its k largest entries and returns the others."""
-        before = self._sum.index.copy(), self._sum.value.copy()
-        kept = cpu.keep_top(self._sum.index, self._sum.value, k)
-        self._sum.start(self._sum.index[:kept], self._sum.value[:kept])
-        others = np.isin(before[0], self._sum.index, assume_unique=True, invert=True)
-        return before[0][others], before[1][others]
-
-    def _broadcast_down(self) -> tuple[np.ndarray, np.ndarray]:
+    def _broadcast_down(self, index: np.ndarray, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The root's sum on every rank, along the same tree."""
         transport = self.transport
         lowest = transport.rank & -transport.rank or 1 << (transport.size - 1).bit_length()
         if transport.rank == 0:
-            message = self._codec.encode(self._sum.index, self._sum.value, self._incoming(2 * self._sum.index.size))
+            message = self._codec.encode(index, total, self._incoming(2 * index.size))
         else:
             space = self._incoming(2 * self._stats.k)
             message = space[: transport.receive(transport.rank - lowest, space)]
@@ -77,3 +71,13 @@ class GTopk(SparseReducer):
                 transport.send(transport.rank + distance, message)
             distance //= 2
         return self._codec.decode(message)
+
+
+def top_and_rest(
+    index: np.ndarray, total: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """The k largest sums, in place, and a copy of the others."""
+    all_index, all_total = index.copy(), total.copy()
+    kept = cpu.keep_top(index, total, k)
+    others = np.isin(all_index, index[:kept], assume_unique=True, invert=True)
+    return index[:kept], total[:kept], (all_index[others], all_total[others])

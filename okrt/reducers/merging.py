@@ -1,6 +1,6 @@
 """Sums of sorted lists of entries, in buffers that grow to what is needed and stay."""
 
-import itertools
+from collections import defaultdict
 
 import numpy as np
 
@@ -23,23 +23,41 @@ class Words:
 
 
 class SortedSum:
-    """The running sum of lists sorted by index: two pairs of buffers that take turns."""
+    """The sum of lists sorted by index, merged in pairs as they come: m entries of P lists take m log P steps.
+
+    The order of merges depends on the number of lists alone, so that equal lists give equal bits.
+    """
 
     def __init__(self) -> None:
-        self._spaces = [(Words(), Words()), (Words(), Words())]
-        self.start(np.empty(0, np.int32), np.empty(0, np.float32))
-
-    def start(self, index: np.ndarray, value: np.ndarray) -> None:
-        """The sum is this list, which must stay as it is until the next `add`."""
-        self.index, self.value = index, value
+        self._spaces: defaultdict[tuple[int, int], tuple[Words, Words]] = defaultdict(lambda: (Words(), Words()))
+        self._turns: defaultdict[int, int] = defaultdict(int)
+        self._pending: list[tuple[int, np.ndarray, np.ndarray]] = []
 
     def add(self, index: np.ndarray, value: np.ndarray) -> None:
-        room = self.index.size + index.size
-        index_space, value_space = self._spaces[0]
+        """Takes one list, which must stay as it is until `total`."""
+        level = 0
+        while self._pending and self._pending[-1][0] == level:
+            index, value = self._merged(level, index, value)
+            level += 1
+        self._pending.append((level, index, value))
+
+    def total(self) -> tuple[np.ndarray, np.ndarray]:
+        """Indexes and sums of all lists (at least one) since the last call; good until the next call."""
+        level, index, value = self._pending.pop()
+        while self._pending:
+            level = self._pending[-1][0]
+            index, value = self._merged(level, index, value)
+        return index, value
+
+    def _merged(self, level: int, index: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The sum of the last pending list and this one, in one of two spaces of the next level."""
+        _, earlier_index, earlier_value = self._pending.pop()
+        room = earlier_index.size + index.size
+        self._turns[level] ^= 1
+        index_space, value_space = self._spaces[level, self._turns[level]]
         index_out, value_out = index_space(room), value_space(room).view(np.float32)
-        length = cpu.merge_add(self.index, self.value, index, value, index_out, value_out)
-        self.index, self.value = index_out[:length], value_out[:length]
-        self._spaces.reverse()
+        length = cpu.merge_add(earlier_index, earlier_value, index, value, index_out, value_out)
+        return index_out[:length], value_out[:length]
 
 
 class GatheredSum:
@@ -55,12 +73,11 @@ class GatheredSum:
         transport, codec = self._transport, self._codec
         with transport.ledger.phase("gather"):
             message = codec.encode(selection.index, selection.value, self._outgoing(2 * selection.index.size))
-            sizes = transport.allgather(np.array([message.size], np.int32))[:, 0]
-            gathered = self._incoming(int(sizes.sum(dtype=np.int64)))
+            entries = transport.allgather(np.array([selection.index.size], np.int32))[:, 0]
+            sizes = 2 * entries.astype(np.int64)
+            gathered = self._incoming(int(sizes.sum()))
             transport.allgatherv(message, sizes, gathered)
         with transport.ledger.phase("reduce"):
-            ends = np.cumsum(sizes, dtype=np.int64)
-            self._sum.start(*codec.decode(gathered[: ends[0]]))
-            for start, end in itertools.pairwise(ends):
-                self._sum.add(*codec.decode(gathered[start:end]))
-        return self._sum.index, self._sum.value
+            for end, size in zip(np.cumsum(sizes), sizes, strict=True):
+                self._sum.add(*codec.decode(gathered[end - size : end]))
+            return self._sum.total()

@@ -5,6 +5,24 @@ from collections.abc import Callable
 import numpy as np
 
 
+def even_cuts(edges: np.ndarray, counts: np.ndarray, parts: int) -> np.ndarray:
+    """parts + 1 positions that cut the counts between neighbouring edges into even parts, spread evenly between edges.
+
+    In whole numbers throughout: whatever the machine, all ranks get the same cuts.
+    """
+    total = sum(map(int, counts))
+    cuts = [int(edges[0])]
+    at, passed = 0, 0
+    for part in range(1, parts):
+        wanted = total * part // parts
+        while passed + int(counts[at]) < wanted:
+            passed += int(counts[at])
+            at += 1
+        low, high = int(edges[at]), int(edges[at + 1])
+        cuts.append(low + (high - low) * (wanted - passed) // max(1, int(counts[at])))
+    return np.array([*cuts, int(edges[-1])], np.int64)
+
+
 def quantile_bounds(
     n: int, parts: int, bins: int, rounds: int, total_counts: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
@@ -13,33 +31,22 @@ def quantile_bounds(
     total_counts(edges) tells how many entries lie between neighbouring edges. Each round puts the edges where the last
     one saw the entries, so that two rounds find a cluster as narrow as n / bins**2. No rounds: parts of even width.
     """
-    edges = np.linspace(0, n, bins + 1)
-    bounds = np.linspace(0, n, parts + 1)
+    edges, counts = np.array([0, n], np.int64), np.array([n], np.int64)
     for _ in range(rounds):
-        edges = np.round(edges)
-        cumulated = np.concatenate([[0], np.cumsum(total_counts(edges), dtype=np.int64)])
-        if cumulated[-1] == 0:
-            break
-        bounds = np.interp(np.linspace(0, cumulated[-1], parts + 1), cumulated, edges)
-        edges = np.interp(np.linspace(0, cumulated[-1], bins + 1), cumulated, edges)
-        bounds[0] = edges[0] = 0
-        bounds[-1] = edges[-1] = n
-    return np.round(bounds).astype(np.int64)
+        edges = even_cuts(edges, counts, bins)
+        counts = total_counts(edges)
+        if not counts.any():
+            return even_cuts(np.array([0, n]), np.array([n]), parts)
+    return even_cuts(edges, counts, parts)
 
 
 def shifted_bounds(bounds: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Bounds moved half the way to where they would be even, were the entries of each region evenly spread in it."""
-    cumulated = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    if cumulated[-1] == 0:
-        return bounds
-    even = np.interp(np.linspace(0, cumulated[-1], bounds.size), cumulated, bounds)
-    shifted = np.round((bounds + even) / 2).astype(np.int64)
-    shifted[0], shifted[-1] = bounds[0], bounds[-1]
-    return shifted
+    return (bounds + even_cuts(bounds, counts, counts.size)) // 2 if counts.any() else bounds
 
 
 def apportion(counts: np.ndarray, target: int) -> np.ndarray:
-    """Counts reduced in proportion to sum to at most the target; what rounding leaves goes to the largest remainders."""
+    """Counts reduced in proportion to sum to at most the target; rounding favours the largest remainders."""
     total = int(counts.sum())
     if total <= target:
         return counts.copy()
@@ -69,7 +76,7 @@ def fitting_blocks(counts: np.ndarray, target: int, room: np.ndarray, balance_ab
         over = gathered > np.maximum(room, 0)
         if total == 0 or not over.any():
             return blocks
-        target = min(total - 1, int(total * (np.maximum(room, 0)[over] / gathered[over]).min()))
+        target = min(total - 1, int((total * np.maximum(room, 0)[over] // gathered[over]).min()))
 
 
 def moves(blocks: np.ndarray, rank: int) -> tuple[dict[int, slice], dict[int, int], np.ndarray]:

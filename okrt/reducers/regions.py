@@ -33,7 +33,7 @@ class RegionSum:
             incoming[peer] = mail[at : at + 2 * int(coming[peer])]
             at += 2 * int(coming[peer])
         own = slice(cuts[rank], cuts[rank + 1])
-        self._sum.start(selection.index[own], selection.value[own])
+        self._sum.add(selection.index[own], selection.value[own])
         for _, message in self._transport.exchange(outgoing, incoming):
             self._sum.add(*codec.decode(message))
-        return self._sum.index, self._sum.value
+        return self._sum.total()

@@ -19,12 +19,14 @@ _TAG_EXCHANGE, _TAG_TREE = 1, 2
 
 class MpiTransport:
     def __init__(self, comm: MPI.Intracomm, timeout_s: float) -> None:
-        self._comm = comm.Dup()  # messages of the user's own cannot be mistaken for ours
         self._timeout_s = timeout_s
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.ledger = Ledger()
         self.idle: Iterator[None] = iter(())
+        # A communicator of our own: messages of the user's cannot be mistaken for ours.
+        self._comm, request = comm.Idup()
+        self._wait([request], "all ranks to start")
 
     def _wait(self, requests: list[MPI.Request], what: str, status: MPI.Status | None = None) -> None:
         start = time.monotonic()
