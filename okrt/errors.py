@@ -21,8 +21,8 @@ class NonFiniteGradient(UsageError):
     """NaN or Inf in a gradient."""
 
 
-class PeerError(RuntimeError):
-    """Another rank refused its input; this one was fine."""
+class PeerError(UsageError):
+    """Another rank refused its input; that of this rank was fine."""
 
 
 class StallError(RuntimeError):

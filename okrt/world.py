@@ -6,11 +6,15 @@ import socket
 import sys
 import threading
 import traceback
+import zlib
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from okrt.errors import UsageError, exit_code
+import numpy as np
+
+from okrt.errors import PeerError, PlanMismatch, UsageError, exit_code
+from okrt.transport import Transport
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +106,44 @@ def init() -> World:
         timeout_s=timeout_s,
         transport=transport,
     )
+
+
+def agree(transport: Transport, plan: dict[str, Any], refusal: UsageError | None, flag: bool) -> bool:
+    """Whether any rank raised the flag, once it is sure that all are about to do the same.
+
+    An error on every rank if one comes with a refusal, or if the plans differ: it names the ranks and what they said.
+    """
+    if transport.size > 1:
+        signature = zlib.crc32(repr(sorted(plan.items())).encode()) >> 1
+        # The largest of a number and of its negative are opposite only if all ranks gave the same.
+        words = np.array([signature, -signature, flag, refusal is not None], np.int32)
+        transport.allreduce(words, "max")
+        flag = bool(words[2])
+        if words[3]:
+            complaints = transport.gather_texts(str(refusal or ""))
+            refusal = refusal or PeerError(
+                "; ".join(f"rank {rank} refused its input: {text}" for rank, text in enumerate(complaints) if text)
+            )
+        elif words[0] != -words[1]:
+            refusal = PlanMismatch(differences(transport, plan))
+    if refusal:
+        raise refusal
+    return flag
+
+
+def differences(transport: Transport, plan: dict[str, Any]) -> str:
+    """What the plans of the ranks differ in, and who says what."""
+    texts = transport.gather_texts("\n".join(f"{key}={value}" for key, value in plan.items()))
+    plans = [dict(line.split("=", 1) for line in text.split("\n")) for text in texts]
+    differing = []
+    for key in dict.fromkeys(key for other in plans for key in other):
+        ranks: dict[str, list[int]] = {}
+        for rank, other in enumerate(plans):
+            ranks.setdefault(other.get(key, "(not set)"), []).append(rank)
+        if len(ranks) > 1:
+            said = ", ".join(f"{value} on rank {', '.join(map(str, who))}" for value, who in ranks.items())
+            differing.append(f"{key} is {said}")
+    return f"the ranks disagree: {'; '.join(differing)}"
 
 
 def job_rank() -> int | None:

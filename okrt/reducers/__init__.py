@@ -1,12 +1,16 @@
 """One file per algorithm; each is registered here by its name."""
 
+import inspect
+import warnings
 from typing import Any
 
-from okrt.reducers.base import Cost, Reducer, SparseReducer, StepStats, check_choice, checked_options
+from okrt.errors import UsageError
+from okrt.reducers.base import Cost, Reducer, StepStats, check_choice
 from okrt.reducers.dense import Dense
 from okrt.reducers.gaussiank import GaussianK
 from okrt.reducers.gtopk import GTopk
 from okrt.reducers.oktopk import OkTopk
+from okrt.reducers.sparse import SparseReducer
 from okrt.reducers.topka import TopkA
 from okrt.reducers.topkdsa import TopkDSA
 
@@ -17,6 +21,20 @@ def reducer(name: str, **options: Any) -> Reducer:
     """The reducer of that name. Sparse ones take density, selector, codec, dense_steps; all take nan, transport."""
     kind = REDUCERS[check_choice("reducer", name, REDUCERS)]
     return kind(**checked_options(kind, options))
+
+
+def checked_options(kind: type[Reducer], options: dict[str, Any]) -> dict[str, Any]:
+    """The options of `kind`; one that no reducer has is an error, one that only sparse reducers have a warning."""
+    known, sparse = (list(inspect.signature(init).parameters)[1:] for init in (kind.__init__, SparseReducer.__init__))
+    taken = {}
+    for name, value in options.items():
+        if name in known:
+            taken[name] = value
+        elif name in sparse:
+            warnings.warn(f"{name}={value!r} has no effect on {kind.name}, which sends every entry", stacklevel=3)
+        else:
+            raise UsageError(f"unknown option {name!r} of {kind.name}: it takes {', '.join(known)}")
+    return taken
 
 
 def reducers() -> list[str]:

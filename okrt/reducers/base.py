@@ -1,28 +1,18 @@
-"""What all reducers share: the checks, the agreement of the ranks, error feedback, and the account of a step."""
+"""What all reducers share: the checks, the agreement of the ranks, and the account of a step."""
 
 import abc
-import inspect
-import math
-import warnings
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from okrt.buffers import View, view
-from okrt.codec import CODECS
-from okrt.errors import NonFiniteGradient, PeerError, PlanMismatch, UsageError
-from okrt.feedback import Residual
-from okrt.kernels.bits import widen
+from okrt.errors import NonFiniteGradient, UsageError
 from okrt.kernels.lanes import Lanes
-from okrt.select import SELECTORS, Selection
 from okrt.transport import Transport
-from okrt.world import init
+from okrt.world import agree, init
 
 NAN_POLICIES = ("raise", "skip")
-_FINE, _NOT_FINITE, _REFUSED = 0, 1, 2
 
 
 @dataclass
@@ -50,15 +40,6 @@ class StepStats:
 
 
 @dataclass(frozen=True)
-class Delivered:
-    """The outcome of an exchange: sums over ranks in index order, and which entries of this rank were sent."""
-
-    index: np.ndarray
-    total: np.ndarray
-    sent_index: np.ndarray
-
-
-@dataclass(frozen=True)
 class Cost:
     """What a step of an algorithm takes at most: messages one after the other, and words received by a rank."""
 
@@ -74,13 +55,6 @@ def check_out(out: Any, source: View) -> None:
         )
     if not target.data.flags.writeable:
         raise UsageError("out cannot be written")
-
-
-def zeroing(target: np.ndarray, stride: int = 1 << 16) -> Iterator[None]:
-    """Sets the target to zero, a piece at each turn."""
-    for start in range(0, target.size, stride):
-        target[start : start + stride] = 0
-        yield
 
 
 def check_choice(what: str, value: str, choices: Any) -> str:
@@ -143,29 +117,31 @@ class Reducer(abc.ABC):
         """Checks the array on all ranks at once; whatever is wrong on one is an error on every rank."""
         ledger = self.transport.ledger
         ledger.begin()
-        refusal: UsageError | None = None
-        source = None
-        finite = True
+        self.transport.idle = iter(())
+        refusal, source, finite = None, None, True
+        plan = self._plan()
         with ledger.phase("check"):
             try:
                 source = view(x)
                 self._check_expected(source)
                 if out is not None:
                     check_out(out, source)
+                plan |= {"length": source.size, "dtype": source.dtype}
                 finite = self._lanes.all_finite(source.data)
             except UsageError as error:
                 refusal = error
         with ledger.phase("agree"):
-            status = _REFUSED if refusal else _FINE if finite else _NOT_FINITE
-            worst = self._agree(source, status, refusal)
-        if refusal:
-            raise refusal
+            any_not_finite = agree(self.transport, plan, refusal, flag=not finite)
         assert source is not None
-        if worst == _NOT_FINITE and self.nan == "raise":
-            self._raise_not_finite(finite)
+        if any_not_finite and self.nan == "raise":
+            ranks = np.flatnonzero(self.transport.allgather(np.array([not finite])))
+            raise NonFiniteGradient(
+                f"NaN or Inf in the gradient of rank {', '.join(map(str, ranks))}; residuals are untouched "
+                '(nan="skip" passes over such steps)'
+            )
         self._expected = (source.size, source.dtype)
-        self._stats = StepStats(k=self._k(source.size), skipped=worst == _NOT_FINITE)
-        self.skipped_steps += self._stats.skipped
+        self._stats = StepStats(k=self._k(source.size), skipped=any_not_finite)
+        self.skipped_steps += any_not_finite
         return source
 
     def _check_expected(self, source: View) -> None:
@@ -175,46 +151,6 @@ class Reducer(abc.ABC):
                 f"this reducer serves a tensor of {length} {dtype}, it was given {source.size} {source.dtype}: "
                 "make one reducer for each tensor"
             )
-
-    def _agree(self, source: View | None, status: int, refusal: UsageError | None) -> int:
-        """The worst status of all ranks, after making sure that all are about to do the same."""
-        plan = self._plan()
-        if source is not None:
-            plan |= {"length": source.size, "dtype": source.dtype}
-        if self.transport.size == 1:
-            return status
-        signature = zlib.crc32(repr(sorted(plan.items())).encode()) >> 1
-        # The maximum of a number and of its negative are opposite only if all ranks gave the same.
-        words = np.array([signature, -signature, status], np.int32)
-        self.transport.allreduce(words, "max")
-        if words[2] == _REFUSED:
-            texts = self.transport.gather_texts(str(refusal) if refusal else "")
-            if not refusal:
-                complaints = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
-                raise PeerError(f"another rank refused its input: {'; '.join(complaints)}")
-        elif words[0] != -words[1]:
-            raise PlanMismatch(self._differences(plan))
-        return int(words[2])
-
-    def _differences(self, plan: dict[str, Any]) -> str:
-        texts = self.transport.gather_texts("\n".join(f"{key}={value}" for key, value in plan.items()))
-        plans = [dict(line.split("=", 1) for line in text.split("\n")) for text in texts]
-        differing = []
-        for key in dict.fromkeys(key for other in plans for key in other):
-            ranks: dict[str, list[int]] = {}
-            for rank, other in enumerate(plans):
-                ranks.setdefault(other.get(key, "(not set)"), []).append(rank)
-            if len(ranks) > 1:
-                said = ", ".join(f"{value} on rank {', '.join(map(str, who))}" for value, who in ranks.items())
-                differing.append(f"{key} is {said}")
-        return f"the ranks disagree: {'; '.join(differing)}"
-
-    def _raise_not_finite(self, finite: bool) -> None:
-        where = self.transport.gather_texts("" if finite else "x") if self.transport.size > 1 else ["x"]
-        ranks = ", ".join(str(rank) for rank, text in enumerate(where) if text)
-        raise NonFiniteGradient(
-            f'NaN or Inf in the gradient of rank {ranks}; residuals are untouched (nan="skip" passes over such steps)'
-        )
 
     def _finish(self) -> None:
         ledger, stats = self.transport.ledger, self._stats
@@ -242,157 +178,3 @@ class Reducer(abc.ABC):
                 self.transport.allreduce(total, "sum", long=True)
         self._stats.selected_local = self._stats.selected_global = total.size
         return total
-
-
-class SparseReducer(Reducer):
-    """Sends a selection of residual + gradient and keeps the rest: what a subclass adds is the exchange."""
-
-    default_selector = "exact"
-
-    def __init__(
-        self,
-        *,
-        density: float = 0.01,
-        selector: str | None = None,
-        codec: str = "coo",
-        dense_steps: int = 0,
-        nan: str = "raise",
-        transport: Transport | None = None,
-    ) -> None:
-        if not (isinstance(density, (int, float)) and 0 < density <= 1):
-            raise UsageError(f"density is {density}: it must be above 0 and at most 1")
-        if not (isinstance(dense_steps, int) and dense_steps >= 0):
-            raise UsageError(f"dense_steps is {dense_steps}: it must be a whole number of at least 0")
-        self.density = float(density)
-        self.dense_steps = dense_steps
-        self.selector = check_choice("selector", selector or self.default_selector, SELECTORS)
-        self.codec = check_choice("codec", codec, CODECS)
-        super().__init__(nan=nan, transport=transport)
-        self._selector = SELECTORS[self.selector](self._lanes)
-        self._codec = CODECS[self.codec]()
-        self._residual = Residual()
-        self._make_buffers()
-
-    def _make_buffers(self) -> None:
-        """Called once: what the exchange works in."""
-
-    @property
-    def residual(self) -> np.ndarray | None:
-        return self._residual.array
-
-    def _plan(self) -> dict[str, Any]:
-        own = {"density": self.density, "selector": self.selector, "codec": self.codec}
-        return super()._plan() | own | {"dense_steps": self.dense_steps}
-
-    def _k(self, n: int) -> int:
-        """k = max(1, ceil(density * n)), safe from the rounding of the product."""
-        return min(n, max(1, math.ceil(self.density * n * (1 - 1e-12))))
-
-    def allreduce_sparse(self, x: Any) -> tuple[Any, Any]:
-        """As allreduce, as sorted indexes (int64) and their mean values; all other elements are zero."""
-        source = self._begin(x)
-        if self._stats.skipped:
-            index, mean = np.empty(0, np.int32), np.empty(0, source.data.dtype)
-        elif self._steps < self.dense_steps:
-            mean = np.empty_like(source.data)
-            self._mean(source, mean)
-            index = np.flatnonzero(mean).astype(np.int32)
-            mean = mean[index]
-        else:
-            index, mean = self._sparse_mean(source)
-        self._finish()
-        wide_index = index.astype(np.int64)
-        if source.is_torch:
-            import torch
-
-            return torch.from_numpy(wide_index), source.result(mean.copy())
-        return wide_index, source.result(mean.copy())
-
-    def _mean(self, source: View, target: np.ndarray) -> None:
-        if self._steps < self.dense_steps:
-            residual = self._residual.of_length(source.size)
-            total = self._sum_over_ranks(residual + widen(source.data))
-            residual[:] = 0
-            target[:] = self._rounded_mean(np.arange(source.size, dtype=np.int32), total, source)
-            return
-        index, mean = self._sparse_mean(source, target)
-        with self.transport.ledger.phase("scatter"):
-            for _ in self.transport.idle:
-                pass
-            target[index] = mean
-
-    def _sparse_mean(self, source: View, target: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Sorted indexes and mean values of the source's bits type; the residual is left as the step leaves it.
-
-        A target is zeroed, as far as the time that the exchange waits allows; the rest is left in transport.idle.
-        """
-        residual = self._residual.of_length(source.size)
-        if source.size == 0:
-            self.transport.idle = iter(())
-            return np.empty(0, np.int32), source.data
-        with self.transport.ledger.phase("select"):
-            k = self._stats.k
-            selection = self._selector.select(residual, source.data, k, self._cap(k))
-        self._stats.threshold = selection.threshold
-        self.transport.idle = iter(()) if target is None else zeroing(target)
-        if self.transport.size == 1:
-            delivered = Delivered(selection.index, selection.value, selection.index)
-        else:
-            delivered = self._exchange(selection, source.size)
-        self._stats.selected_local = delivered.sent_index.size
-        self._stats.selected_global = delivered.index.size
-        with self.transport.ledger.phase("residual"):
-            self._residual.clear_delivered(delivered.sent_index, delivered.index)
-            mean = self._rounded_mean(delivered.index, delivered.total, source)
-        return delivered.index, mean
-
-    def _cap(self, k: int) -> int:
-        """The most entries a selection may have."""
-        return k
-
-    @abc.abstractmethod
-    def _exchange(self, selection: Selection, n: int) -> Delivered:
-        """Sums the selections of all ranks, or the part of the sums that the algorithm delivers."""
-
-    def _rounded_mean(self, index: np.ndarray, total: np.ndarray, source: View) -> np.ndarray:
-        """The sums over P in the source's type; what the rounding to 16 bits takes away goes into a residual."""
-        size, rank = self.transport.size, self.transport.rank
-        exact = total / np.float32(size)
-        mean = source.narrowed(exact)
-        if mean is not exact:
-            # Each rank keeps the errors of its share of the result, so that each is kept once.
-            mine = slice(mean.size * rank // size, mean.size * (rank + 1) // size)
-            error = total[mine] - widen(mean[mine]) * np.float32(size)
-            self._residual.keep(index[mine], error)
-        return mean
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {f"selector.{key}": value for key, value in self._selector.state_dict().items()}
-        if self.residual is not None:
-            own["residual"] = self.residual.copy()
-        return super().state_dict() | own
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        prefix = "selector."
-        self._selector.load_state_dict(
-            {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-        )
-        self._residual.array = state["residual"].astype(np.float32) if "residual" in state else None
-
-
-def checked_options(kind: type[Reducer], options: dict[str, Any]) -> dict[str, Any]:
-    """The options of `kind`; one that no reducer has is an error, one that only sparse reducers have a warning."""
-    known, sparse = (list(inspect.signature(init).parameters)[1:] for init in (kind.__init__, SparseReducer.__init__))
-    taken = {}
-    for name, value in options.items():
-        if name in known:
-            taken[name] = value
-        elif name in sparse:
-            warnings.warn(f"{name}={value!r} has no effect on {kind.name}, which sends every entry", stacklevel=3)
-        else:
-            raise UsageError(f"unknown option {name!r} of {kind.name}: it takes {', '.join(known)}")
-    return taken
-
-
-__all__ = ["Cost", "Delivered", "Reducer", "SparseReducer", "StepStats", "checked_options"]

@@ -7,8 +7,9 @@ that dropped it then keeps the partial sum in its residual, or its share of the 
 import numpy as np
 
 from okrt.kernels import cpu
-from okrt.reducers.base import Cost, Delivered, SparseReducer
+from okrt.reducers.base import Cost
 from okrt.reducers.merging import SortedSum, Words
+from okrt.reducers.sparse import Delivered, SparseReducer
 from okrt.select import Selection
 from okrt.transport.ledger import log2_ceil
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from okrt.kernels import cpu
-from okrt.reducers.base import Cost, Delivered, SparseReducer
+from okrt.reducers.base import Cost
 from okrt.reducers.global_threshold import GlobalThreshold
 from okrt.reducers.merging import GatheredSum, Words
 from okrt.reducers.partition import fitting_blocks, moves, needs_balance, quantile_bounds, shifted_bounds
 from okrt.reducers.regions import RegionSum
+from okrt.reducers.sparse import Delivered, SparseReducer
 from okrt.select import Selection
 from okrt.transport.ledger import log2_ceil
 
@@ -67,9 +68,8 @@ class OkTopk(SparseReducer):
             cuts, coming, received = self._agree_on_regions(selection.index, n)
             cap = self._split_cap()
             selection, cuts = self._cut_to_quota(selection, cuts, received, cap)
-            own_coming = coming[transport.rank]
-            coming = quota(coming, int(received[transport.rank]), cap)
-            coming[transport.rank] = own_coming
+            from_others = np.arange(transport.size) != transport.rank
+            coming = np.where(from_others, quota(coming, int(received[transport.rank]), cap), coming)
         # Each rank receives its own amount here; the traffic of all else is the same on all ranks.
         self._received = np.minimum(received, cap)
         control_words = transport.ledger.words_received
@@ -86,7 +86,8 @@ class OkTopk(SparseReducer):
         cuts, coming, received, imbalance = self._count_regions(index)
         if not due and imbalance > REPARTITION_IMBALANCE * self._partition_imbalance:
             due = self._repartition(index, n)
-            cuts, coming, received, imbalance = self._count_regions(index)
+            if due:
+                cuts, coming, received, imbalance = self._count_regions(index)
         if due:
             self._partition_imbalance = max(1.0, imbalance)
         return cuts, coming, received
@@ -97,7 +98,7 @@ class OkTopk(SparseReducer):
         coming = self.transport.alltoall(np.diff(cuts).astype(np.int32))
         total = int(coming.sum(dtype=np.int64))
         from_others = total - int(coming[self.transport.rank])
-        table = self.transport.allgather(np.array([from_others, total], _count_type(total)))
+        table = self.transport.allgather(np.array([from_others, total], self._count_type()))
         imbalance = float(table[:, 1].max() / max(1.0, table[:, 1].mean()))
         self._bounds = shifted_bounds(self._bounds, table[:, 1])
         return cuts, coming, table[:, 0], imbalance
@@ -105,7 +106,7 @@ class OkTopk(SparseReducer):
     def _repartition(self, index: np.ndarray, n: int) -> bool:
         """New bounds, so that every region gets about the same number of entries, if there is budget for it."""
         size, k = self.transport.size, self._stats.k
-        count_type = _count_type(k * size)
+        count_type = self._count_type()
         word = np.dtype(count_type).itemsize // 4
         spare = (self._spare_words() - 4 * k * (size - 1) // size - 10 * size) // 2
         for bins, rounds in PARTITION_SEARCHES:
@@ -124,6 +125,10 @@ class OkTopk(SparseReducer):
         self._bounds = quantile_bounds(n, size, bins, rounds, total_counts)
         self._partition_step = self._steps
         return True
+
+    def _count_type(self) -> type:
+        """For numbers of entries of all ranks together."""
+        return np.int32 if self._stats.k * self.transport.size < 2**31 else np.int64
 
     def _spare_words(self) -> int:
         return self._limit_words - self.transport.ledger.words_received
@@ -241,7 +246,3 @@ class OkTopk(SparseReducer):
 def quota(wanted: np.ndarray, received: int, cap: int) -> np.ndarray:
     """Each sender's share of a region's cap, in proportion to what it wants to send; all of it if all fits."""
     return wanted if received <= cap else (wanted.astype(np.int64) * cap // received).astype(wanted.dtype)
-
-
-def _count_type(largest: int) -> type:
-    return np.int32 if largest < 2**31 else np.int64

@@ -1,7 +1,8 @@
 """TopkA: the local top-k of every rank goes to every rank, which sums them. 2k(P-1) words."""
 
-from okrt.reducers.base import Cost, Delivered, SparseReducer
+from okrt.reducers.base import Cost
 from okrt.reducers.merging import GatheredSum
+from okrt.reducers.sparse import Delivered, SparseReducer
 from okrt.select import Selection
 from okrt.transport.ledger import log2_ceil
 

@@ -6,9 +6,10 @@ entries would cost more than its dense form travels dense.
 
 import numpy as np
 
-from okrt.reducers.base import Cost, Delivered, SparseReducer
+from okrt.reducers.base import Cost
 from okrt.reducers.merging import Words
 from okrt.reducers.regions import RegionSum
+from okrt.reducers.sparse import Delivered, SparseReducer
 from okrt.select import Selection
 from okrt.transport.ledger import log2_ceil
 
