@@ -198,7 +198,7 @@ with compile_lock():
         return total, squares
 
     @_compiled(types.int64(_f4, types.int64))
-    def kth_magnitude(values, k):
+    def _kth_bits(values, k):
         low, shift, wanted = 0, COARSE_SHIFT, k
         counts = np.zeros(COARSE_BINS, np.int64)
         while True:
@@ -210,10 +210,14 @@ with compile_lock():
                 j -= 1
             low += j << shift
             if shift == 0:
-                return max(1, low)
+                return low
             # The bin found is split into as many as the table holds, until a bin is one magnitude.
             counts = counts[: 1 << min(12, shift)]
             shift = max(0, shift - 12)
+
+    @_compiled(types.int64(_f4, types.int64))
+    def kth_magnitude(values, k):
+        return max(1, _kth_bits(values, k))
 
     @_compiled(types.int64(_i4, _f4, types.int32, types.int64))
     def keep_reaching(index, value, threshold, k):
@@ -232,7 +236,7 @@ with compile_lock():
     def keep_top(index, value, k):
         if index.size <= k:
             return index.size
-        return keep_reaching(index, value, kth_magnitude(value, k), k) if k > 0 else 0
+        return keep_reaching(index, value, _kth_bits(value, k), k) if k > 0 else 0
 
     @_compiled(types.void(_f4, _i4, _f4))
     def scatter_add(dense, index, value):
@@ -244,14 +248,14 @@ with compile_lock():
         a, b, length = 0, 0, 0
         while a < index_a.size and b < index_b.size:
             here_a, here_b = index_a[a], index_b[b]
-            total = np.float32(0)
             # Written without branches: which list comes next is a coin toss to the branch predictor.
+            # Adding -0.0 leaves any number as it is.
             take_a = here_a <= here_b
             take_b = here_b <= here_a
-            total = value_a[a] if take_a else total
-            total = (total + value_b[b]) if take_b else total
+            part_a = value_a[a] if take_a else np.float32(-0.0)
+            part_b = value_b[b] if take_b else np.float32(-0.0)
             index_out[length] = here_a if take_a else here_b
-            value_out[length] = total
+            value_out[length] = part_a + part_b
             a += take_a
             b += take_b
             length += 1

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from okrt.kernels.bits import MAGNITUDE_BITS, MAGNITUDE_MASK, widen
+from okrt.kernels.bits import MAGNITUDE_MASK, widen
 
 
 def magnitude_bits(values: np.ndarray) -> np.ndarray:
@@ -90,8 +90,7 @@ def keep_top(index: np.ndarray, value: np.ndarray, k: int) -> int:
     """Moves the k pairs of largest magnitude to the front, in their order; of equals the first ones stay."""
     if index.size <= k:
         return index.size
-    key = (1 << MAGNITUDE_BITS) - magnitude_bits(value)
-    kept = np.sort(np.argsort(key, kind="stable")[:k])
+    kept = np.sort(np.argsort(-magnitude_bits(value), kind="stable")[:k])
     index[:k], value[:k] = index[kept], value[kept]
     return k
 
@@ -104,7 +103,7 @@ def scatter_add(dense: np.ndarray, index: np.ndarray, value: np.ndarray) -> None
 def merge_add(index_a, value_a, index_b, value_b, index_out, value_out) -> int:
     """The union of two lists sorted by index; where both have an index the value is a + b. Returns its length."""
     union = np.union1d(index_a, index_b)
-    total = np.zeros(union.size, np.float32)
+    total = np.full(union.size, -0.0, np.float32)  # what leaves any number as it is, -0.0 too
     total[np.searchsorted(union, index_a)] = value_a
     total[np.searchsorted(union, index_b)] += value_b
     index_out[: union.size] = union

@@ -164,9 +164,13 @@ class Reducer(abc.ABC):
     def state_dict(self) -> dict[str, Any]:
         """All that a restart needs: NumPy arrays and plain scalars only."""
         length, dtype = self._expected or (-1, "")
-        return {"steps": self._steps, "skipped_steps": self.skipped_steps, "length": length, "dtype": dtype}
+        counts = {"steps": self._steps, "skipped_steps": self.skipped_steps}
+        return {"reducer": self.name, "length": length, "dtype": dtype} | counts
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where state_dict was taken."""
+        if state["reducer"] != self.name:
+            raise UsageError(f"this is the state of a {state['reducer']} reducer, it cannot be loaded into {self.name}")
         self._steps = int(state["steps"])
         self.skipped_steps = int(state["skipped_steps"])
         self._expected = None if state["length"] < 0 else (int(state["length"]), str(state["dtype"]))

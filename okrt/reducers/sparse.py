@@ -55,7 +55,7 @@ class SparseReducer(Reducer):
             raise UsageError(f"dense_steps is {dense_steps}: it must be a whole number of at least 0")
         self.density = float(density)
         self.dense_steps = dense_steps
-        self.selector = check_choice("selector", selector or self.default_selector, SELECTORS)
+        self.selector = check_choice("selector", self.default_selector if selector is None else selector, SELECTORS)
         self.codec = check_choice("codec", codec, CODECS)
         super().__init__(nan=nan, transport=transport)
         self._selector = SELECTORS[self.selector](self._lanes)
