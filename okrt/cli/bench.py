@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -24,7 +25,7 @@ from okrt.report.statistics import median_interval
 from okrt.transport import Transport
 from okrt.world import World, init
 
-app = typer.Typer(help="Measure.", no_args_is_help=True)
+app = typer.Typer(help="Measure.", invoke_without_command=True)
 
 GLOO = "gloo"
 MIN_STEPS = 5
@@ -32,8 +33,10 @@ PING_WORDS = 1 << 18
 
 
 @app.callback()
-def bench() -> None:
-    """Measure."""
+def bench(context: typer.Context) -> None:
+    """Measure reducers against each other."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @dataclass
@@ -71,8 +74,9 @@ def allreduce(
 ) -> int:
     """Time per step, words on the wire and their bound, for each reducer on the same gradients.
 
-    The gradients are a shared part plus noise of each rank, with layer scales from 1 to 0.01, new at each step. Beside
-    each row stands what the alpha-beta model allows the algorithm, with latency and rate measured by ping-pong.
+    The gradients are a shared part plus noise of each rank, with layer scales from 1 to 0.01, new at each step.
+
+    Beside each row stands what the alpha-beta model allows the algorithm, with latency and rate from a ping-pong.
     """
     names = reducers.split(",")
     check_options(names, elements, density, steps, warmup, lab, json_file)
@@ -231,20 +235,21 @@ def progress_bar(world: World) -> Progress:
 def print_table(rows: list[Row], alpha_s: float, beta_s: float) -> None:
     first = rows[0]
     where = f"lab {first.lab}" if first.lab else "no lab"
-    table = Table(title=f"{first.ranks} ranks, {first.elements} elements, density {first.density}, {where}")
-    headings = ("reducer", "steps", "median ms", "95 % interval", f"speed-up over {first.reducer}")
-    for heading in (*headings, "words/k", "max", "bound", "MB received", "alpha-beta ms"):
-        table.add_column(heading, justify="left" if heading == "reducer" else "right")
+    title = f"{first.ranks} ranks, {first.elements} elements, density {first.density}, {where}"
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    headings = ("reducer", "steps", "ms", "95 % of ms", f"× {first.reducer}", "words/k", "max", "bound", "MB", "α-β ms")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "reducer" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.reducer,
             str(row.steps),
             f"{row.median_ms:.1f}",
-            f"{row.ci95_low_ms:.1f} to {row.ci95_high_ms:.1f}",
+            f"{row.ci95_low_ms:.1f}-{row.ci95_high_ms:.1f}",
             f"{first.median_ms / row.median_ms:.2f}",
-            f"{row.words_over_k_median:.2f}",
-            f"{row.words_over_k_max:.2f}",
-            f"{row.bound_words_over_k:.2f}",
+            f"{row.words_over_k_median:.3g}",
+            f"{row.words_over_k_max:.3g}",
+            f"{row.bound_words_over_k:.3g}",
             f"{row.bytes_received_median / 1e6:.2f}",
             f"{row.alpha_beta_ms:.1f}",
         )
@@ -252,6 +257,7 @@ def print_table(rows: list[Row], alpha_s: float, beta_s: float) -> None:
     out.print(table)
     if beta_s:
         out.print(
-            f"alpha-beta: latency {1e6 * alpha_s:.0f} µs and {32e-9 / beta_s:.2f} Gbit/s by ping-pong, times the "
-            "messages and words of the algorithm's bound. All reduce in place; the words of gloo are those of a ring."
+            f"Medians; ms, words and MB received are of the slowest rank. × {first.reducer}: times as fast. α-β: "
+            f"{1e6 * alpha_s:.0f} µs and {32e-9 / beta_s:.2f} Gbit/s by ping-pong, for the messages and words of the bound. "
+            "All reduce in place; the words of gloo are those of a ring."
         )

@@ -1,39 +1,37 @@
 """The command `okrt`: a user's mistake ends in one line and exit code 64, trouble with files in 74."""
 
 import sys
+from typing import Any
 
-import click
 import typer
 
 from okrt.cli import bench
 from okrt.errors import EX_USAGE, UsageError, exit_code
 from okrt.world import install_abort_hook, job_rank
 
-app = typer.Typer(
-    help="Sparse collectives for training on slow networks. Start it with srun or mpirun, or let --ranks start it.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+HELP = "Sparse collectives for training on slow networks. Start it with srun or mpirun, or let --ranks start it."
+
+# Wrong options and commands; typer brings its own copy of click, and shows of it only this subclass.
+CommandLineError: type[Any] = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(help=HELP, add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
 app.add_typer(bench.app, name="bench")
 
 
 @app.callback()
-def okrt() -> None:
-    """One file per command; this makes `okrt` a group of them."""
+def okrt(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main() -> None:
     install_abort_hook()
     try:
         code = app(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        code = 0
-    except click.ClickException as error:
+    except CommandLineError as error:
         print(f"okrt: {error.format_message()} (see okrt --help)", file=sys.stderr)
         code = EX_USAGE
-    except click.Abort:
+    except typer.Abort:
         code = 130
     except (UsageError, OSError) as error:
         if job_rank() is not None:
