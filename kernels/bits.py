@@ -1,4 +1,7 @@
-"""Magnitudes as integers: what reference, cpu and cuda kernels share."""
+"""Magnitudes as integers: what all forms of the kernels share.
+
+Numba does not see a change of these constants: after one, remove the compiled code (make clean).
+"""
 
 import numpy as np
 
@@ -38,4 +41,5 @@ def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     word = values.view(np.uint32)
     rounded = (word + 0x7FFF + ((word >> 16) & 1)) >> 16
     overflow = (rounded & 0x7FFF) == 0x7F80
-    return np.where(overflow, (rounded & 0x8000) | 0x7F7F, rounded).astype(np.uint16).view(np.int16)
+    finite = np.where(overflow, (rounded & 0x8000) | 0x7F7F, rounded)
+    return np.where(np.isnan(values), 0x7FC0, finite).astype(np.uint16).view(np.int16)

@@ -19,11 +19,16 @@ _WORD = ir.IntType(32)
 
 @intrinsic
 def _widen(typing_context, x):
-    """float32 of a gradient element: float32, or the bits of fp16 (uint16) or of bf16 (int16)."""
+    """float32 of a finite gradient element: float32, or the bits of fp16 (uint16) or of bf16 (int16)."""
 
     def generate(context, builder, signature, args):
         if x == types.uint16:
-            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+            # By hand: the conversion of LLVM needs a library call on processors without F16C.
+            word = builder.zext(args[0], _WORD)
+            sign = builder.shl(builder.and_(word, ir.Constant(_WORD, 0x8000)), ir.Constant(_WORD, 16))
+            magnitude = builder.shl(builder.and_(word, ir.Constant(_WORD, 0x7FFF)), ir.Constant(_WORD, 13))
+            scaled = builder.fmul(builder.bitcast(magnitude, ir.FloatType()), ir.Constant(ir.FloatType(), 2.0**112))
+            return builder.bitcast(builder.or_(builder.bitcast(scaled, _WORD), sign), ir.FloatType())
         if x == types.int16:
             word = builder.shl(builder.zext(args[0], _WORD), ir.Constant(_WORD, 16))
             return builder.bitcast(word, ir.FloatType())

@@ -257,7 +257,7 @@ def print_table(rows: list[Row], alpha_s: float, beta_s: float) -> None:
     out.print(table)
     if beta_s:
         out.print(
-            f"Medians; ms, words and MB received are of the slowest rank. × {first.reducer}: times as fast. α-β: "
-            f"{1e6 * alpha_s:.0f} µs and {32e-9 / beta_s:.2f} Gbit/s by ping-pong, for messages and words of the bound. "
-            "All reduce in place; the words of gloo are those of a ring."
+            f"Medians; ms, words and MB received are of the slowest rank. × {first.reducer}: times as fast. "
+            f"α-β: {1e6 * alpha_s:.0f} µs and {32e-9 / beta_s:.2f} Gbit/s by ping-pong, for messages and words "
+            "of the bound. All reduce in place; the words of gloo are those of a ring."
         )
