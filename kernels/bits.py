@@ -14,7 +14,7 @@ COARSE_SHIFT = 19
 
 def threshold_bits(threshold: float) -> int:
     """The integer form of a magnitude; 0 becomes 1, so that exact zeros stay below every threshold."""
-    return max(1, int(np.float32(threshold).view(np.uint32)))
+    return max(1, int(np.float32(min(threshold, float(np.finfo(np.float32).max))).view(np.uint32)))
 
 
 def threshold_value(bits: int) -> float:

@@ -60,6 +60,8 @@ def view(x: Any) -> View:
         raise UsageError(f"cannot reduce a tensor of layout {x.layout}: pass x.to_dense()")
     if is_torch and x.device.type != "cpu":
         raise UsageError(f"cannot reduce a tensor on {x.device}: this version reduces host memory, pass x.cpu()")
+    if is_torch and x.is_neg():
+        raise UsageError("cannot reduce a lazily negated tensor: pass x.resolve_neg()")
     if not (x.is_contiguous() if is_torch else x.flags.c_contiguous):
         raise UsageError("cannot reduce a non-contiguous array: pass a contiguous copy of it")
     if len(x) > INDEX_LIMIT:

@@ -36,17 +36,19 @@ class GlobalThreshold:
 
         `total` are this rank's sums; spare_words() tells how many words every rank may still receive for a search.
         """
-        searched = self._last == 0
-        thresholds = self._searched(total, k, spare_words()) if searched else self._predicted(k)
+        predicted = self._last > 0
+        thresholds = self._predicted(k) if predicted else self._searched(total, k, spare_words()) or [1]
         table = self._count(total, thresholds)
         if int(table[:, 0].sum()) <= k:
             self._last, self._drift = threshold_value(1), 0.0
             return table[:, 0]
         reached = table[:, 1:].sum(axis=0)
-        if not searched and not (reached[0] >= ACCEPT[0] * k and reached[-1] <= ACCEPT[1] * k):
-            thresholds = self._searched(total, k, spare_words())
-            table = self._count(total, thresholds)
-            reached = table[:, 1:].sum(axis=0)
+        if predicted and not (reached[0] >= ACCEPT[0] * k and reached[-1] <= ACCEPT[1] * k):
+            found = self._searched(total, k, spare_words())
+            if found:
+                thresholds = found
+                table = self._count(total, thresholds)
+                reached = table[:, 1:].sum(axis=0)
         chosen = max(0, int(np.count_nonzero(reached >= k)) - 1)
         self._learn(thresholds, reached, chosen, k)
         return table[:, 1 + chosen]
@@ -64,12 +66,15 @@ class GlobalThreshold:
         return [threshold_bits(math.exp(centre - math.log(share) / self._slope)) for share in shares]
 
     def _searched(self, total: np.ndarray, k: int, spare_words: int) -> list[int]:
-        """A threshold that k sums reach, and one slightly above: histograms, each inside one bin of the last."""
+        """A threshold that k sums reach, and one slightly above, from histograms each inside one bin of the last.
+
+        Empty if there are too few words for it.
+        """
         for bins, rounds in SEARCHES:
             if bins * rounds * log2_ceil(self._transport.size) <= spare_words:
                 break
         else:
-            return self._predicted(k) if self._last else [1]
+            return []
         low, shift, wanted = 0, MAGNITUDE_BITS, k
         for _ in range(rounds):
             shift -= bins.bit_length() - 1

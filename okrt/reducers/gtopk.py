@@ -30,11 +30,11 @@ class GTopk(SparseReducer):
             index, total, dropped = self._merge_up(selection)
         with self.transport.ledger.phase("gather"):
             index, total = self._broadcast_down(index, total)
-        with self.transport.ledger.phase("residual"):
-            for lost_index, lost_total in dropped:
-                delivered = np.isin(lost_index, index, assume_unique=True)
-                self._residual.keep(lost_index[delivered], lost_total[delivered])
-        return Delivered(index, total, selection.index)
+        put_back = []
+        for lost_index, lost_total in dropped:
+            delivered = np.isin(lost_index, index, assume_unique=True)
+            put_back.append((lost_index[delivered], lost_total[delivered]))
+        return Delivered(index, total, selection.index, tuple(put_back))
 
     def _merge_up(self, selection: Selection) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
         """The top-k of the sums of this rank's subtree, and the sums dropped here on the way to it."""

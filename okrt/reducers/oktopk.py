@@ -13,13 +13,13 @@ from okrt.kernels import cpu
 from okrt.reducers.base import Cost
 from okrt.reducers.global_threshold import GlobalThreshold
 from okrt.reducers.merging import GatheredSum, Words
-from okrt.reducers.partition import fitting_blocks, moves, needs_balance, quantile_bounds, shifted_bounds
+from okrt.reducers.partition import Partition, fitting_blocks, moves, needs_balance
 from okrt.reducers.regions import RegionSum
 from okrt.reducers.sparse import Delivered, SparseReducer
 from okrt.select import Selection
 from okrt.transport.ledger import log2_ceil
 
-REPARTITION_EVERY = 64  # steps
+REPARTITION_EVERY = 64  # steps; sooner at first, when error feedback still moves the selection
 REPARTITION_IMBALANCE = 1.5  # earlier, when a region has grown this much above what the last one achieved
 SEARCH_SHARE = 0.25  # of k: the words that finding a partition, or a threshold, may cost
 BALANCE_ABOVE = 4  # times the mean: then entries are moved before they are gathered
@@ -40,7 +40,7 @@ class OkTopk(SparseReducer):
         self._region_sum = RegionSum(self.transport, self._codec)
         self._outgoing, self._incoming = Words(), Words()
         self._result = Words(), Words()
-        self._bounds = np.empty(0, np.int64)
+        self._partition = Partition()
         self._partition_step = 0
         self._partition_imbalance = 1.0
         self._threshold = GlobalThreshold(self.transport)
@@ -80,7 +80,12 @@ class OkTopk(SparseReducer):
 
     def _agree_on_regions(self, index: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where this rank's entries are cut, how many come from each rank, and how many each rank will receive."""
-        due = self._bounds.size == 0 or self._steps - self._partition_step >= REPARTITION_EVERY
+        if self._stats.k == n:
+            # All entries may go: regions of even width are the only ones that are sure to hold them.
+            self._partition.make(n, self.transport.size, 0, 0, np.diff)
+            return self._count_regions(index)[:3]
+        wait = min(REPARTITION_EVERY, 1 + 2 * self._partition_step)
+        due = self._partition.grid.size == 0 or self._steps - self._partition_step >= wait
         if due:
             self._repartition(index, n)
         cuts, coming, received, imbalance = self._count_regions(index)
@@ -93,14 +98,14 @@ class OkTopk(SparseReducer):
         return cuts, coming, received
 
     def _count_regions(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-        """As above, and how much the fullest region is above the mean. Moves the bounds for the next step."""
-        cuts = np.searchsorted(index, self._bounds)
+        """As above, and how much the fullest region is above the mean."""
+        cuts = np.searchsorted(index, self._partition.bounds())
         coming = self.transport.alltoall(np.diff(cuts).astype(np.int32))
         total = int(coming.sum(dtype=np.int64))
         from_others = total - int(coming[self.transport.rank])
         table = self.transport.allgather(np.array([from_others, total], self._count_type()))
-        imbalance = float(table[:, 1].max() / max(1.0, table[:, 1].mean()))
-        self._bounds = shifted_bounds(self._bounds, table[:, 1])
+        self._region_counts = table[:, 1].astype(np.int64)
+        imbalance = float(self._region_counts.max() / max(1.0, self._region_counts.mean()))
         return cuts, coming, table[:, 0], imbalance
 
     def _repartition(self, index: np.ndarray, n: int) -> bool:
@@ -113,7 +118,7 @@ class OkTopk(SparseReducer):
             if bins * rounds * log2_ceil(size) * word <= min(spare, SEARCH_SHARE * k + 4 * size + 32):
                 break
         else:
-            if self._bounds.size:
+            if self._partition.grid.size:
                 return False
             bins, rounds = 0, 0
 
@@ -122,7 +127,7 @@ class OkTopk(SparseReducer):
             self.transport.allreduce(counts, "sum")
             return counts
 
-        self._bounds = quantile_bounds(n, size, bins, rounds, total_counts)
+        self._partition.make(n, size, bins, rounds, total_counts)
         self._partition_step = self._steps
         return True
 
@@ -170,6 +175,9 @@ class OkTopk(SparseReducer):
         candidates = self._threshold.candidates(total, k, spare_words)
         blocks = fitting_blocks(candidates, k, self._room_words() // 2, BALANCE_ABOVE)
         cpu.keep_top(index, total, int(blocks[self.transport.rank]))
+        # What a rank receives grows with the entries of its region and falls with the sums that are its own.
+        received = (size - 1) * self._region_counts - size * blocks
+        self._partition.shift(np.maximum(received, 0))
         return blocks
 
     def _room_words(self) -> np.ndarray:
@@ -225,7 +233,8 @@ class OkTopk(SparseReducer):
         return (
             super().state_dict()
             | {
-                "bounds": self._bounds.copy(),
+                "partition_grid": self._partition.grid.copy(),
+                "partition_places": self._partition.places.copy(),
                 "partition_step": self._partition_step,
                 "partition_imbalance": self._partition_imbalance,
             }
@@ -234,7 +243,8 @@ class OkTopk(SparseReducer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._bounds = state["bounds"].astype(np.int64)
+        self._partition.grid = state["partition_grid"].astype(np.int64)
+        self._partition.places = state["partition_places"].astype(np.int64)
         self._partition_step = int(state["partition_step"])
         self._partition_imbalance = float(state["partition_imbalance"])
         prefix = "threshold."

@@ -4,6 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+CELLS_PER_PART = 16
+PLACES_PER_CELL = 1 << 16
+
 
 def even_cuts(edges: np.ndarray, counts: np.ndarray, parts: int) -> np.ndarray:
     """parts + 1 positions that cut the counts between neighbouring edges into even parts, spread evenly between edges.
@@ -14,35 +17,51 @@ def even_cuts(edges: np.ndarray, counts: np.ndarray, parts: int) -> np.ndarray:
     cuts = [int(edges[0])]
     at, passed = 0, 0
     for part in range(1, parts):
-        wanted = total * part // parts
-        while passed + int(counts[at]) < wanted:
+        wanted = total * part  # in units of 1 / parts, as is all that is compared with it
+        while parts * (passed + int(counts[at])) < wanted:
             passed += int(counts[at])
             at += 1
         low, high = int(edges[at]), int(edges[at + 1])
-        cuts.append(low + (high - low) * (wanted - passed) // max(1, int(counts[at])))
+        cuts.append(low + (high - low) * (wanted - parts * passed) // max(1, parts * int(counts[at])))
     return np.array([*cuts, int(edges[-1])], np.int64)
 
 
-def quantile_bounds(
-    n: int, parts: int, bins: int, rounds: int, total_counts: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """parts + 1 bounds from 0 to n that cut the entries of all ranks into even parts.
+class Partition:
+    """Bounds of the ranks' regions, kept as places on a grid whose cells held equally many entries when it was made:
+    there entries lie evenly, so that a small shift of a bound moves about as many of them as intended."""
 
-    total_counts(edges) tells how many entries lie between neighbouring edges. Each round puts the edges where the last
-    one saw the entries, so that two rounds find a cluster as narrow as n / bins**2. No rounds: parts of even width.
-    """
-    edges, counts = np.array([0, n], np.int64), np.array([n], np.int64)
-    for _ in range(rounds):
-        edges = even_cuts(edges, counts, bins)
-        counts = total_counts(edges)
-        if not counts.any():
-            return even_cuts(np.array([0, n]), np.array([n]), parts)
-    return even_cuts(edges, counts, parts)
+    def __init__(self) -> None:
+        self.grid = np.empty(0, np.int64)
+        self.places = np.empty(0, np.int64)
 
+    def make(
+        self, n: int, parts: int, bins: int, rounds: int, total_counts: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        """Cuts range(n) into parts with equally many entries of all ranks.
 
-def shifted_bounds(bounds: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Bounds moved half the way to where they would be even, were the entries of each region evenly spread in it."""
-    return (bounds + even_cuts(bounds, counts, counts.size)) // 2 if counts.any() else bounds
+        total_counts(edges) tells how many entries lie between neighbouring edges. Each round puts the edges where the
+        last one saw the entries, so that two find a cluster as narrow as n / bins**2. No rounds: parts of even width.
+        """
+        edges, counts = np.array([0, n], np.int64), np.array([n], np.int64)
+        for _ in range(rounds):
+            finer = even_cuts(edges, counts, bins)
+            found = total_counts(finer)
+            if not found.any():
+                break
+            edges, counts = finer, found
+        self.grid = even_cuts(edges, counts, CELLS_PER_PART * parts)
+        self.places = CELLS_PER_PART * PLACES_PER_CELL * np.arange(parts + 1, dtype=np.int64)
+
+    def bounds(self) -> np.ndarray:
+        """parts + 1 indexes from 0 to n."""
+        cell = np.minimum(self.places // PLACES_PER_CELL, self.grid.size - 2)
+        low, high = self.grid[cell], self.grid[cell + 1]
+        return low + (high - low) * (self.places - cell * PLACES_PER_CELL) // PLACES_PER_CELL
+
+    def shift(self, loads: np.ndarray) -> None:
+        """Moves the bounds to where the loads of the parts would have been even."""
+        if loads.any():
+            self.places = even_cuts(self.places, loads, loads.size)
 
 
 def apportion(counts: np.ndarray, target: int) -> np.ndarray:
@@ -68,11 +87,8 @@ def fitting_blocks(counts: np.ndarray, target: int, room: np.ndarray, balance_ab
     while True:
         blocks = apportion(counts, target)
         total = int(blocks.sum())
-        gathered = total - blocks
-        if total and needs_balance(blocks, balance_above):
-            # Whoever had little first gets its even share, whoever had much gets back what it gave away.
-            even = total * np.arange(1, blocks.size + 1) // blocks.size - total * np.arange(blocks.size) // blocks.size
-            gathered = total - even + np.maximum(even - blocks, even)
+        # After a balance whoever had little has got its even share before, and whoever had much gets back what it gave.
+        gathered = np.full_like(blocks, total) if total and needs_balance(blocks, balance_above) else total - blocks
         over = gathered > np.maximum(room, 0)
         if total == 0 or not over.any():
             return blocks

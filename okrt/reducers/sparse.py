@@ -20,11 +20,13 @@ from okrt.transport import Transport
 
 @dataclass(frozen=True)
 class Delivered:
-    """The outcome of an exchange: sums over ranks in index order, and which entries of this rank were sent."""
+    """The outcome of an exchange: sums over ranks in index order, which entries of this rank were sent, and the partial
+    sums of delivered indexes that did not get through, for this rank to keep."""
 
     index: np.ndarray
     total: np.ndarray
     sent_index: np.ndarray
+    put_back: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
 
 
 def zeroing(target: np.ndarray, stride: int = 1 << 16) -> Iterator[None]:
@@ -49,7 +51,7 @@ class SparseReducer(Reducer):
         nan: str = "raise",
         transport: Transport | None = None,
     ) -> None:
-        if not (isinstance(density, (int, float)) and 0 < density <= 1):
+        if not (isinstance(density, (int, float, np.floating)) and 0 < density <= 1):
             raise UsageError(f"density is {density}: it must be above 0 and at most 1")
         if not (isinstance(dense_steps, int) and dense_steps >= 0):
             raise UsageError(f"dense_steps is {dense_steps}: it must be a whole number of at least 0")
@@ -135,6 +137,8 @@ class SparseReducer(Reducer):
         self._stats.selected_global = delivered.index.size
         with self.transport.ledger.phase("residual"):
             self._residual.clear_delivered(delivered.sent_index, delivered.index)
+            for lost_index, lost_total in delivered.put_back:
+                self._residual.keep(lost_index, lost_total)
             mean, mine, error = self._rounded_mean(delivered.total, source)
             self._residual.keep(delivered.index[mine], error)
         return delivered.index, mean
