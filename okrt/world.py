@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import traceback
 import zlib
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # How launchers tell a process the size of its job: Open MPI, MPICH and Slurm's pmi2, Slurm with srun.
 LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 DEFAULT_TIMEOUT_S = 300.0
+WORDS_TRAVEL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ def abort(error: BaseException, trace: TracebackType | None) -> None:
     sys.stdout.flush()
     sys.stderr.write(text)
     sys.stderr.flush()
+    # Launchers pass on what a rank wrote, but not what still lies in its pipe when they end the job.
+    time.sleep(WORDS_TRAVEL_S)
     sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(exit_code(error))
 
 
