@@ -83,10 +83,11 @@ def launcher_size() -> tuple[str, int] | None:
 def init() -> World:
     """Starts MPI if need be and returns the world; any further call returns the same one."""
     install_abort_hook()
-    timeout_s = positive_setting("OKRT_TIMEOUT_S", float) or DEFAULT_TIMEOUT_S
+    # MPI first: from then on a mistake of one rank ends the others too.
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
+    timeout_s = positive_setting("OKRT_TIMEOUT_S", float) or DEFAULT_TIMEOUT_S
     told = launcher_size()
     if told and told[1] > 1 and comm.size == 1:
         library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip()
@@ -143,7 +144,7 @@ def differences(transport: Transport, plan: dict[str, Any]) -> str:
         for rank, other in enumerate(plans):
             ranks.setdefault(other.get(key, "(not set)"), []).append(rank)
         if len(ranks) > 1:
-            said = ", ".join(f"{value} on rank {', '.join(map(str, who))}" for value, who in ranks.items())
+            said = " but ".join(f"{value} on rank {', '.join(map(str, who))}" for value, who in ranks.items())
             differing.append(f"{key} is {said}")
     return f"the ranks disagree: {'; '.join(differing)}"
 
@@ -172,6 +173,7 @@ def abort(error: BaseException, trace: TracebackType | None) -> None:
     # Launchers pass on what a rank wrote, but not what still lies in its pipe when they end the job.
     time.sleep(WORDS_TRAVEL_S)
     sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(exit_code(error))
+    os._exit(exit_code(error))  # an Abort may return
 
 
 def install_abort_hook() -> None:

@@ -65,11 +65,13 @@ def allreduce(
     elements: Annotated[int, typer.Option(help="length of the gradient")] = 4_000_000,
     density: Annotated[float, typer.Option(help="share of entries that sparse reducers send")] = 0.01,
     ranks: Annotated[int | None, typer.Option(help="ranks to start, when no launcher did")] = None,
-    steps: Annotated[int, typer.Option(help="measured steps of each reducer")] = 20,
-    warmup: Annotated[int, typer.Option(help="steps before them that do not count")] = 5,
-    max_seconds: Annotated[float, typer.Option(help=f"per reducer; at least {MIN_STEPS} steps are taken")] = 120.0,
+    steps: Annotated[int, typer.Option(help="measured steps of each reducer", min=1)] = 20,
+    warmup: Annotated[int, typer.Option(help="steps before them that do not count", min=0)] = 5,
+    max_seconds: Annotated[
+        float, typer.Option(help=f"per reducer; at least {MIN_STEPS} steps are taken", min=0)
+    ] = 120.0,
     lab: Annotated[str | None, typer.Option(help="one host per rank at this rate, such as 1gbit; needs root")] = None,
-    seed: Annotated[int, typer.Option(help="of the synthetic gradients")] = 0,
+    seed: Annotated[int, typer.Option(help="of the synthetic gradients", min=0)] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the rows to this file")] = None,
 ) -> int:
     """Time per step, words on the wire and their bound, for each reducer on the same gradients.
@@ -79,9 +81,9 @@ def allreduce(
     Beside each row stands what the alpha-beta model allows the algorithm, with latency and rate from a ping-pong.
     """
     names = reducers.split(",")
-    check_options(names, elements, density, steps, warmup, lab, json_file)
-    if not started_by_launcher(ranks) and ((ranks or 1) > 1 or lab):
-        return start_ranks(ranks or 1, lab)
+    check_options(names, elements, density, lab, json_file)
+    if not started_by_launcher(ranks) and (ranks not in (None, 1) or lab):
+        return start_ranks(1 if ranks is None else ranks, lab)
     world = init()
     with progress_bar(world) as progress:
         alpha_s, beta_s = ping(world.transport)
@@ -97,29 +99,22 @@ def allreduce(
     return 0
 
 
-def check_options(
-    names: list[str],
-    elements: int,
-    density: float,
-    steps: int,
-    warmup: int,
-    lab: str | None,
-    json_file: Path | None,
-) -> None:
+def check_options(names: list[str], elements: int, density: float, lab: str | None, json_file: Path | None) -> None:
+    """What typer does not see."""
     for name in names:
         if name not in (*REDUCERS, GLOO):
             raise UsageError(f"--reducers: unknown {name!r}: choose from {', '.join([*REDUCERS, GLOO])}")
     if not 0 < density <= 1:
         raise UsageError(f"--density is {density}: it must be above 0 and at most 1")
-    if elements < 1 or steps < 1 or warmup < 0:
-        raise UsageError("--elements and --steps must be at least 1, --warmup at least 0")
+    if elements < 1:
+        raise UsageError(f"--elements is {elements}: it must be at least 1")
     if lab is not None:
         try:
             parse_rate(lab)
         except ValueError as error:
             raise UsageError(f"--lab: {error}") from None
-    if json_file and not os.access(json_file.parent, os.W_OK):
-        raise OSError(f"--json {json_file}: cannot write to its folder")
+    if json_file and (json_file.is_dir() or not os.access(json_file.parent, os.W_OK)):
+        raise OSError(f"--json {json_file}: cannot write it")
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -6,10 +6,13 @@ import numpy as np
 
 
 def median_interval(samples: np.ndarray) -> tuple[float, float, float]:
-    """Median and 95 % confidence interval, from the order statistics (binomial, normal approximation)."""
+    """Median and 95 % confidence interval, from the order statistics."""
     ordered = np.sort(samples)
     n = ordered.size
-    half_width = 1.96 * math.sqrt(n) / 2
-    low = max(0, math.floor(n / 2 - half_width))
-    high = min(n - 1, math.ceil(n / 2 + half_width) - 1)
-    return float(np.median(ordered)), float(ordered[low]), float(ordered[max(low, high)])
+    # Both tails of Binomial(n, 1/2) outside the interval have at most 2.5 %.
+    below, low = 0, -1
+    while low + 1 < n // 2 and 40 * (below + math.comb(n, low + 1)) <= 2**n:
+        low += 1
+        below += math.comb(n, low)
+    low = max(0, low)
+    return float(np.median(ordered)), float(ordered[low]), float(ordered[n - 1 - low])

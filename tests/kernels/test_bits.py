@@ -95,9 +95,10 @@ def test_empty(dtype):
 
 
 def test_thresholds_order_as_magnitudes_do():
-    values = np.float32([1e-45, 1e-40, 1.1754944e-38, 1e-3, 1, 1.0000001, 65504, 3.4028235e38, np.inf])
+    values = np.float32([1e-45, 1e-40, 1.1754944e-38, 1e-3, 1, 1.0000001, 65504, 3.4028235e38])
     bits = [threshold_bits(v) for v in values]
     assert bits == sorted(set(bits))
     assert [threshold_value(b) for b in bits] == values.tolist()
     assert bits[0] == 1 == threshold_bits(0.0)
+    assert bits[-1] == threshold_bits(1e39) == threshold_bits(float("inf"))
     assert bits[-1] >> COARSE_SHIFT < COARSE_BINS == 1 << (MAGNITUDE_BITS - COARSE_SHIFT)
