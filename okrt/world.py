@@ -144,7 +144,7 @@ def differences(transport: Transport, plan: dict[str, Any]) -> str:
         for rank, other in enumerate(plans):
             ranks.setdefault(other.get(key, "(not set)"), []).append(rank)
         if len(ranks) > 1:
-            said = " but ".join(f"{value} on rank {', '.join(map(str, who))}" for value, who in ranks.items())
+            said = ", ".join(f"{value} on rank {', '.join(map(str, who))}" for value, who in ranks.items())
             differing.append(f"{key} is {said}")
     return f"the ranks disagree: {'; '.join(differing)}"
 
