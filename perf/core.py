@@ -119,7 +119,7 @@ def main() -> None:
             f"{row['topk_ms']:.0f}",
             f"{row['topk_over_select']:.0f}",
         )
-    Console().print(table)
+    Console(width=100).print(table)
     chosen.json.parent.mkdir(parents=True, exist_ok=True)
     chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -32,6 +32,8 @@ class Gloo:
     """all_reduce in place and nothing else: not even the division, to its favour."""
 
     def __init__(self, world: World) -> None:
+        # Hosts of a lab have no names, which torch would tell for every connection.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import torch.distributed as dist
