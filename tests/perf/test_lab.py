@@ -1,6 +1,7 @@
 """The many-hosts lab: real namespaces, real MPI; skipped where they cannot be made."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -105,7 +106,8 @@ def test_ranks_talk_over_the_lab_and_nothing_is_left() -> None:
         received = [after - start for start, after in zip(before, lab.bytes_received(), strict=True)]
         failed = lab.run(["sh", "-c", "exit 3"])
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 hello", "rank 1 of 2 hello"]
+    # The launcher may pass on the lines of two ranks without the break between them.
+    assert sorted(re.findall(r"rank \d of 2 hello", done.stdout)) == ["rank 0 of 2 hello", "rank 1 of 2 hello"]
     assert all(200_000 < count < 400_000 for count in received)
     assert failed.returncode == 3
     assert namespaces(lab.name) == []
