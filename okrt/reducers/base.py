@@ -26,7 +26,7 @@ class StepStats:
     selected_global: int = 0
     """entries of the result"""
     threshold: float = 0.0
-    """smallest magnitude selected on this rank"""
+    """magnitude that every entry selected on this rank reaches"""
     skipped: bool = False
     """a rank had NaN or Inf, and the policy is "skip" """
     words_received: int = 0
