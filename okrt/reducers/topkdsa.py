@@ -1,7 +1,8 @@
 """TopkDSA, SparCML's split and allgather: regions of equal width, each summed by one rank, all sums to every rank.
 
-With entries spread over the regions: 4k(P-1)/P words if all ranks select the same entries; up to (2k+n)(P-1)/P as the sums fill in, since a region whose
-entries would cost more than its dense form travels dense.
+4k(P-1)/P words if all ranks select the same entries; up to (2k+n)(P-1)/P as the sums fill in, since a region whose
+entries would cost more than its dense form travels dense. Both for entries spread over the regions: the owner of one
+that holds them all receives more.
 """
 
 import numpy as np
