@@ -35,10 +35,10 @@ class ThreadTransport:
         self._shared.barrier.wait()
         return everyone
 
-    def allreduce(self, array: np.ndarray, op: str, *, long: bool = False) -> None:
+    def allreduce(self, array: np.ndarray, op: str) -> None:
         rows = np.stack(self._swap(array.copy()))
         array[:] = rows.sum(axis=0, dtype=array.dtype) if op == "sum" else rows.max(axis=0)
-        self.ledger.record_allreduce(array.nbytes, self.size, long=long)
+        self.ledger.record_allreduce(array.nbytes, self.size)
 
     def allgather(self, row: np.ndarray) -> np.ndarray:
         self.ledger.record_allgather(row.nbytes, self.size)

@@ -174,11 +174,3 @@ class Reducer(abc.ABC):
         self._steps = int(state["steps"])
         self.skipped_steps = int(state["skipped_steps"])
         self._expected = None if state["length"] < 0 else (int(state["length"]), str(state["dtype"]))
-
-    def _sum_over_ranks(self, total: np.ndarray) -> np.ndarray:
-        """float32 `total`, overwritten by its sum over the ranks."""
-        if self.transport.size > 1 and total.size:
-            with self.transport.ledger.phase("exchange"):
-                self.transport.allreduce(total, "sum", long=True)
-        self._stats.selected_local = self._stats.selected_global = total.size
-        return total

@@ -14,6 +14,7 @@ from okrt.errors import UsageError
 from okrt.feedback import Residual
 from okrt.kernels.bits import widen
 from okrt.reducers.base import Reducer, check_choice
+from okrt.reducers.rank_sum import RankSum
 from okrt.select import SELECTORS, Selection
 from okrt.transport import Transport
 
@@ -63,6 +64,7 @@ class SparseReducer(Reducer):
         self._selector = SELECTORS[self.selector](self._lanes)
         self._codec = CODECS[self.codec]()
         self._residual = Residual()
+        self._dense_sum = RankSum(self.transport)
         self._make_buffers()
 
     def _make_buffers(self) -> None:
@@ -103,7 +105,9 @@ class SparseReducer(Reducer):
     def _mean(self, source: View, target: np.ndarray) -> None:
         if self._steps < self.dense_steps:
             residual = self._residual.of_length(source.size)
-            total = self._sum_over_ranks(residual + widen(source.data))
+            total = residual + widen(source.data)
+            self._dense_sum(total, lambda part: part)
+            self._stats.selected_local = self._stats.selected_global = total.size
             residual[:] = 0
             mean, mine, error = self._rounded_mean(total, source)
             residual[mine] = error

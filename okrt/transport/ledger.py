@@ -51,11 +51,10 @@ class Ledger:
         entry.bytes_received += received
         entry.messages += messages
 
-    def record_allreduce(self, nbytes: int, size: int, *, long: bool) -> None:
-        """By recursive doubling, or `long`: by reduce-scatter and allgather."""
+    def record_allreduce(self, nbytes: int, size: int) -> None:
+        """By recursive doubling."""
         rounds = log2_ceil(size)
-        moved = -(-2 * nbytes * (size - 1) // size) if long else nbytes * rounds
-        self.record(sent=moved, received=moved, messages=2 * rounds if long else rounds)
+        self.record(sent=nbytes * rounds, received=nbytes * rounds, messages=rounds)
 
     def record_allgather(self, nbytes: int, size: int) -> None:
         """nbytes from every rank, by recursive doubling."""

@@ -44,9 +44,9 @@ class MpiTransport:
                 else:
                     os.sched_yield()
 
-    def allreduce(self, array: np.ndarray, op: str, *, long: bool = False) -> None:
+    def allreduce(self, array: np.ndarray, op: str) -> None:
         self._wait([self._comm.Iallreduce(MPI.IN_PLACE, array, _OPS[op])], f"an all-reduction of {array.size} words")
-        self.ledger.record_allreduce(array.nbytes, self.size, long=long)
+        self.ledger.record_allreduce(array.nbytes, self.size)
 
     def allgather(self, row: np.ndarray) -> np.ndarray:
         rows = np.empty((self.size, row.size), row.dtype)

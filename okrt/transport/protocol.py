@@ -13,7 +13,7 @@ class Transport(Protocol):
 
     A call that waits longer than the transport's time limit raises StallError. Traffic is recorded in `ledger` as
     what this rank receives: for `allgather` and `exchange` exactly; an all-reduction of m words counts as
-    m * ceil(log2 P), the most that recursive doubling takes, or as the 2m(P-1)/P of a ring if it is `long`.
+    m * ceil(log2 P), the most that recursive doubling takes.
     """
 
     rank: int
@@ -22,8 +22,8 @@ class Transport(Protocol):
     idle: Iterator[None]
     """Work in small pieces that may be done while a call waits; whatever sets it does what is left of it."""
 
-    def allreduce(self, array: np.ndarray, op: str, *, long: bool = False) -> None:
-        """In place; op is "sum" or "max"."""
+    def allreduce(self, array: np.ndarray, op: str) -> None:
+        """In place, of a few words; op is "sum" or "max"."""
 
     def allgather(self, row: np.ndarray) -> np.ndarray:
         """Row i of the result is what rank i gave."""

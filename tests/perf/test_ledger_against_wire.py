@@ -65,9 +65,6 @@ def test_bytes_received(tmp_path: Path, name: str, ranks: int) -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == ranks
     assert sum(wire for _, wire, _ in rows) < sum(whole)
-    if name == "dense":
-        # MPI's all-reduction loads the ranks unevenly unless they are a power of two: its 2n(P-1)/P is their mean.
-        rows = [[sum(column) for column in zip(*rows, strict=True)]]
     for counted, wire, messages in rows:
         assert counted <= wire <= 1.15 * counted + MESSAGE_BYTES * messages, rows
         assert counted > 20 * MESSAGE_BYTES

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import okrt
 from okrt.kernels.lanes import Lanes
+from okrt.reducers import rank_sum
 from okrt.select import SELECTORS
 from tests.laws import (
     DTYPES,
@@ -268,6 +269,31 @@ def test_anything(name, law, dtype, size, n, density, selector, steps, seed):
         check_identical(ranks)
         if name == "oktopk":
             check_bound(ranks)
+
+
+def whole_mean(size, n, dtype):
+    """The dense mean of small whole numbers, checked on every rank; their sums are exact in any order."""
+
+    def body(transport):
+        numbers = np.arange(n) % 13
+        result = okrt.reducer("dense", transport=transport).allreduce((size * (numbers + transport.rank)).astype(dtype))
+        np.testing.assert_array_equal(result, (size * numbers + sum(range(size))).astype(dtype))
+
+    run_ranks(size, body)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_dense_past_the_integers_of_float32(size, dtype):
+    whole_mean(size, 2**24 + 3, dtype)
+
+
+@each_size
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_dense_in_pieces(size, dtype, monkeypatch):
+    monkeypatch.setattr(rank_sum, "PIECE", 20)
+    for n in (0, 1, 19, 20, 21, 39, 1000):
+        whole_mean(size, n, dtype)
 
 
 @pytest.mark.parametrize(
