@@ -1,4 +1,4 @@
-"""Every entry, exactly: parts are summed each by one rank, then sent to all. 2n(P-1)/P words, half of it for 16 bits."""
+"""Every entry, exactly: each rank sums a part of all, which then goes to all. 2n(P-1)/P words, half in 16 bits."""
 
 import numpy as np
 

@@ -21,10 +21,11 @@ from okrt.transport.ledger import log2_ceil
 
 REPARTITION_EVERY = 64  # steps; sooner at first, when error feedback still moves the selection
 REPARTITION_IMBALANCE = 1.5  # earlier, when a region has grown this much above what the last one achieved
-SEARCH_SHARE = 0.25  # of k: the words that finding a partition, or a threshold, may cost
+SEARCH_SHARE = 0.125  # of k: the words that finding a partition, or a threshold, may cost
 BALANCE_ABOVE = 4  # times the mean: then entries are moved before they are gathered
 # Bins and rounds to find a partition; the first that can be afforded is used.
-PARTITION_SEARCHES = ((256, 2), (64, 2), (32, 2), (16, 2), (16, 1), (8, 1))
+CLAIM_ROUNDS = 3
+PARTITION_SEARCHES = ((256, 2), (64, 2), (16, 3), (16, 2), (16, 1), (8, 1))
 
 
 class OkTopk(SparseReducer):
@@ -74,7 +75,8 @@ class OkTopk(SparseReducer):
         self._received = np.minimum(received, cap)
         control_words = transport.ledger.words_received
         with transport.ledger.phase("split"):
-            index, total = self._region_sum(selection, cuts, coming)
+            parts = [slice(cuts[region], cuts[region + 1]) for region in np.argsort(self._partition.owners)]
+            index, total = self._region_sum(selection, parts, coming)
         self._split_words = transport.ledger.words_received - control_words
         return selection, index, total
 
@@ -100,7 +102,9 @@ class OkTopk(SparseReducer):
     def _count_regions(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
         """As above, and how much the fullest region is above the mean."""
         cuts = np.searchsorted(index, self._partition.bounds())
-        coming = self.transport.alltoall(np.diff(cuts).astype(np.int32))
+        to_ranks = np.empty(self.transport.size, np.int32)
+        to_ranks[self._partition.owners] = np.diff(cuts)
+        coming = self.transport.alltoall(to_ranks)
         total = int(coming.sum(dtype=np.int64))
         from_others = total - int(coming[self.transport.rank])
         table = self.transport.allgather(np.array([from_others, total], self._count_type()))
@@ -113,7 +117,7 @@ class OkTopk(SparseReducer):
         size, k = self.transport.size, self._stats.k
         count_type = self._count_type()
         word = np.dtype(count_type).itemsize // 4
-        spare = (self._spare_words() - 4 * k * (size - 1) // size - 10 * size) // 2
+        spare = (self._spare_words() - 4 * k * (size - 1) // size - 16 * size) // 2
         for bins, rounds in PARTITION_SEARCHES:
             if bins * rounds * log2_ceil(size) * word <= min(spare, SEARCH_SHARE * k + 4 * size + 32):
                 break
@@ -128,6 +132,9 @@ class OkTopk(SparseReducer):
             return counts
 
         self._partition.make(n, size, bins, rounds, total_counts)
+        if rounds:
+            counts = np.diff(np.searchsorted(index, self._partition.bounds()))
+            self._partition.assign(counts, self.transport.rank, CLAIM_ROUNDS, self.transport.allgather)
         self._partition_step = self._steps
         return True
 
@@ -152,11 +159,11 @@ class OkTopk(SparseReducer):
             return selection, cuts
         index, value = selection.index, selection.value
         new_cuts = np.zeros_like(cuts)
-        for region in range(cuts.size - 1):
+        for region, owner in enumerate(self._partition.owners):
             part = slice(cuts[region], cuts[region + 1])
             allowed = part.stop - part.start
-            if region != self.transport.rank:
-                allowed = int(quota(np.array([allowed]), int(received[region]), cap)[0])
+            if owner != self.transport.rank:
+                allowed = int(quota(np.array([allowed]), int(received[owner]), cap)[0])
             kept = cpu.keep_top(index[part], value[part], allowed)
             to = slice(new_cuts[region], new_cuts[region] + kept)
             index[to] = index[part][:kept]
@@ -196,10 +203,11 @@ class OkTopk(SparseReducer):
         gathered = self._incoming(2 * count)
         self.transport.allgatherv(message, 2 * blocks, gathered)
         all_index, all_total = self._result[0](count), self._result[1](count).view(np.float32)
-        at = 0
-        for block in blocks:
-            part = slice(at, at + int(block))
-            all_index[part], all_total[part] = self._codec.decode(gathered[2 * part.start : 2 * part.stop])
+        at, ends = 0, 2 * np.cumsum(blocks)
+        for owner in self._partition.owners:
+            part = slice(at, at + int(blocks[owner]))
+            message = gathered[ends[owner] - 2 * blocks[owner] : ends[owner]]
+            all_index[part], all_total[part] = self._codec.decode(message)
             at = part.stop
         return all_index, all_total
 
@@ -207,14 +215,17 @@ class OkTopk(SparseReducer):
         self, index: np.ndarray, total: np.ndarray, blocks: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The same entries in the same order over all ranks, evenly spread."""
-        rank = self.transport.rank
-        to, come, even = moves(blocks, rank)
+        rank, owners = self.transport.rank, self._partition.owners
+        own_region = int(np.flatnonzero(owners == rank)[0])
+        to, come, even_regions = moves(blocks[owners], own_region)
+        even = np.empty_like(blocks)
+        even[owners] = even_regions
         space, mail = self._outgoing(2 * index.size), self._incoming(2 * int(even[rank]))
         outgoing, incoming, at = {}, {}, 0
-        for peer, part in to.items():
-            outgoing[peer] = self._codec.encode(index[part], total[part], space[2 * part.start :])
-        for peer, entries in come.items():
-            incoming[peer] = mail[at : at + 2 * entries]
+        for region, part in to.items():
+            outgoing[int(owners[region])] = self._codec.encode(index[part], total[part], space[2 * part.start :])
+        for region, entries in come.items():
+            incoming[int(owners[region])] = mail[at : at + 2 * entries]
             at += 2 * entries
         for _ in self.transport.exchange(
             {peer: message for peer, message in outgoing.items() if peer != rank},
@@ -223,7 +234,7 @@ class OkTopk(SparseReducer):
             pass
         if rank in outgoing:
             incoming[rank][:] = outgoing[rank]
-        parts = [self._codec.decode(incoming[peer]) for peer in sorted(incoming)]
+        parts = [self._codec.decode(message) for message in incoming.values()]
         none = (np.empty(0, np.int32), np.empty(0, np.float32))
         new_index = np.concatenate([part[0] for part in parts] or [none[0]])
         new_total = np.concatenate([part[1] for part in parts] or [none[1]])
@@ -235,6 +246,7 @@ class OkTopk(SparseReducer):
             | {
                 "partition_grid": self._partition.grid.copy(),
                 "partition_places": self._partition.places.copy(),
+                "partition_owners": self._partition.owners.copy(),
                 "partition_step": self._partition_step,
                 "partition_imbalance": self._partition_imbalance,
             }
@@ -245,6 +257,7 @@ class OkTopk(SparseReducer):
         super().load_state_dict(state)
         self._partition.grid = state["partition_grid"].astype(np.int64)
         self._partition.places = state["partition_places"].astype(np.int64)
+        self._partition.owners = state["partition_owners"].astype(np.int64)
         self._partition_step = int(state["partition_step"])
         self._partition_imbalance = float(state["partition_imbalance"])
         prefix = "threshold."

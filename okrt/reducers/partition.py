@@ -6,6 +6,7 @@ import numpy as np
 
 CELLS_PER_PART = 16
 PLACES_PER_CELL = 1 << 16
+CLAIM_ABOVE = 1.5  # times an even share: what makes a region worth claiming
 
 
 def even_cuts(edges: np.ndarray, counts: np.ndarray, parts: int) -> np.ndarray:
@@ -33,6 +34,8 @@ class Partition:
     def __init__(self) -> None:
         self.grid = np.empty(0, np.int64)
         self.places = np.empty(0, np.int64)
+        self.owners = np.empty(0, np.int64)
+        """the rank of each region"""
 
     def make(
         self, n: int, parts: int, bins: int, rounds: int, total_counts: Callable[[np.ndarray], np.ndarray]
@@ -51,6 +54,33 @@ class Partition:
             edges, counts = finer, found
         self.grid = even_cuts(edges, counts, CELLS_PER_PART * parts)
         self.places = CELLS_PER_PART * PLACES_PER_CELL * np.arange(parts + 1, dtype=np.int64)
+        self.owners = np.arange(parts)
+
+    def assign(self, counts: np.ndarray, rank: int, rounds: int, gather: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Gives regions to ranks that have much more than an even share of their entries there: those need not travel.
+
+        counts are this rank's entries in each region; gather(row) gets the rows of all ranks. In each round every rank
+        that has no region yet claims the free one where it has most; the largest claims win.
+        """
+        parts = counts.size
+        owners = np.full(parts, -1)
+        for _ in range(rounds):
+            free = np.flatnonzero(owners < 0)
+            best = free[np.argmax(counts[free])] if free.size else 0
+            worth = rank not in owners and counts[best] * parts > CLAIM_ABOVE * counts.sum()
+            claims = gather(np.array([best, counts[best] if worth else 0], np.int32))
+            for claimant in np.argsort(-claims[:, 1], kind="stable"):
+                region, count = claims[claimant]
+                if count and owners[region] < 0:
+                    owners[region] = claimant
+            if not claims[:, 1].any():
+                break
+        without = [rank for rank in range(parts) if rank not in owners]
+        for region in np.flatnonzero(owners < 0):
+            owners[region] = region if region in without else -1
+        without = [rank for rank in without if rank not in owners]
+        owners[owners < 0] = without
+        self.owners = owners
 
     def bounds(self) -> np.ndarray:
         """parts + 1 indexes from 0 to n."""
@@ -59,9 +89,9 @@ class Partition:
         return low + (high - low) * (self.places - cell * PLACES_PER_CELL) // PLACES_PER_CELL
 
     def shift(self, loads: np.ndarray) -> None:
-        """Moves the bounds to where the loads of the parts would have been even."""
+        """Moves the bounds to where the loads of the ranks would have been even."""
         if loads.any():
-            self.places = even_cuts(self.places, loads, loads.size)
+            self.places = even_cuts(self.places, loads[self.owners], loads.size)
 
 
 def apportion(counts: np.ndarray, target: int) -> np.ndarray:

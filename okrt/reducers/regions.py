@@ -1,5 +1,7 @@
 """Split and reduce: entries go to the rank that owns their region, which sums them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from okrt.codec import Coo
@@ -16,24 +18,24 @@ class RegionSum:
         self._outgoing, self._incoming = Words(), Words()
         self._sum = SortedSum()
 
-    def __call__(self, selection: Selection, cuts: np.ndarray, coming: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(
+        self, selection: Selection, parts: Sequence[slice], coming: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Indexes and sums of this rank's region, good until the next call.
 
-        Region j holds the entries cuts[j] to cuts[j+1] of the selection; coming[i] entries will come from rank i.
+        parts[i] of the selection go to rank i; coming[i] entries will come from it.
         """
         rank, codec = self._transport.rank, self._codec
         space = self._outgoing(2 * selection.index.size)
         outgoing, incoming, at = {}, {}, 0
         mail = self._incoming(2 * int(coming.sum(dtype=np.int64)))
-        for peer in range(self._transport.size):
+        for peer, part in enumerate(parts):
             if peer == rank:
                 continue
-            part = slice(cuts[peer], cuts[peer + 1])
-            outgoing[peer] = codec.encode(selection.index[part], selection.value[part], space[2 * cuts[peer] :])
+            outgoing[peer] = codec.encode(selection.index[part], selection.value[part], space[2 * part.start :])
             incoming[peer] = mail[at : at + 2 * int(coming[peer])]
             at += 2 * int(coming[peer])
-        own = slice(cuts[rank], cuts[rank + 1])
-        self._sum.add(selection.index[own], selection.value[own])
+        self._sum.add(selection.index[parts[rank]], selection.value[parts[rank]])
         for _, message in self._transport.exchange(outgoing, incoming):
             self._sum.add(*codec.decode(message))
         return self._sum.total()

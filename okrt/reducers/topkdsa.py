@@ -5,6 +5,8 @@ entries would cost more than its dense form travels dense. Both for entries spre
 that holds them all receives more.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 from okrt.reducers.base import Cost
@@ -33,7 +35,7 @@ class TopkDSA(SparseReducer):
         cuts = np.searchsorted(selection.index, bounds)
         with transport.ledger.phase("split"):
             coming = transport.alltoall(np.diff(cuts).astype(np.int32))
-            index, total = self._region_sum(selection, cuts, coming)
+            index, total = self._region_sum(selection, [slice(*ends) for ends in pairwise(cuts)], coming)
         with transport.ledger.phase("gather"):
             index, total = self._gather(index, total, bounds)
         return Delivered(index, total, selection.index)

@@ -12,7 +12,6 @@ from tests.laws import (
     DTYPES,
     LAWS,
     SPARSE,
-    STEADY,
     check_bound,
     check_conservation,
     check_identical,
@@ -77,8 +76,12 @@ def test_results_on_one_rank_are_balanced(law, size, monkeypatch):
     assert balanced
 
 
-@pytest.mark.parametrize("law", STEADY)
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
+CHANGING = {"moving", "jump", "drop", "ties"}  # the selection moves, or its size
+FEW = {"cancelling", "zero", "single"}  # fewer than k sums are not zero
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS if law not in CHANGING])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
 def test_words_and_counts_on_steady_gradients(law, size):
     k, steps = 1000, 12
     done = run("oktopk", law, n=100 * k, size=size, steps=steps, density=0.01)
@@ -86,10 +89,20 @@ def test_words_and_counts_on_steady_gradients(law, size):
         check_bound(ranks)
     words = np.array([[r.stats.words_received for r in ranks] for ranks in done])
     assert (np.median(words, axis=0) <= 4.4 * k * (size - 1) / size).all()
-    for ranks in done[3:]:
+    for ranks in done[3:] if law not in FEW else ():
         for r in ranks:
             assert 0.95 * k <= r.stats.selected_local <= 1.05 * k
             assert 0.95 * k <= r.stats.selected_global <= 1.05 * k
+
+
+@pytest.mark.parametrize("law", ["disjoint", "disjoint_shifted"])
+@pytest.mark.parametrize("size", [3, 4, 8])
+def test_entries_of_one_rank_alone_stay_where_they_are(law, size):
+    """The rank that has them all owns the region: there is hardly more to receive than the result."""
+    k = 1000
+    done = run("oktopk", law, n=100 * k, size=size, steps=6, density=0.01)
+    words = np.array([[r.stats.words_received for r in ranks] for ranks in done])
+    assert (np.median(words, axis=0) <= 2.3 * k * (size - 1) / size).all()
 
 
 @pytest.mark.parametrize("law", ["normal", "correlated"])

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from okrt.reducers.oktopk import quota
 from okrt.reducers.partition import Partition, apportion, even_cuts, fitting_blocks, moves, needs_balance
+from tests.threads import run_ranks
 
 counts_lists = st.lists(st.integers(0, 10_000), min_size=1, max_size=9)
 
@@ -191,3 +192,40 @@ def test_quota_fits_the_cap_and_is_the_same_for_sender_and_receiver(wanted, cap)
 
 def test_quota_of_large_counts():
     assert quota(np.array([2**30, 2**30], np.int32), 2**31, 2**30).tolist() == [2**29, 2**29]
+
+
+def owners(table: np.ndarray, rounds: int) -> list[int]:
+    """Who gets each region when rank i has table[i, j] entries in region j; all ranks must say the same."""
+
+    def body(transport):
+        made = Partition()
+        made.assign(table[transport.rank], transport.rank, rounds, transport.allgather)
+        return made.owners.tolist()
+
+    said = run_ranks(len(table), body)
+    assert all(row == said[0] for row in said)
+    return said[0]
+
+
+@given(st.integers(1, 6), st.integers(0, 3), st.data())
+def test_every_region_has_one_owner(size, rounds, data):
+    cells = st.lists(st.integers(0, 9), min_size=size, max_size=size)
+    table = array(data.draw(st.lists(cells, min_size=size, max_size=size)))
+    assert sorted(owners(table, rounds)) == list(range(size))
+
+
+@given(st.permutations(range(5)))
+def test_a_region_goes_to_the_rank_that_has_it(order):
+    assert owners(100 * np.eye(5, dtype=np.int64)[list(order)] + 1, 1) == np.argsort(order).tolist()
+
+
+def test_the_larger_claim_wins_and_the_loser_claims_again():
+    table = array([[90, 60, 0, 0], [95, 0, 0, 60], [9, 9, 9, 9], [0, 0, 70, 0]])
+    assert owners(table, 1) == [1, 0, 3, 2]
+    assert owners(table, 2) == [1, 0, 3, 2]
+    table[0] = [90, 0, 0, 60]
+    assert owners(table, 2) == [1, 2, 3, 0]
+
+
+def test_regions_stay_where_no_rank_has_much_more_than_its_share():
+    assert owners(array([[9, 12, 9], [10, 10, 10], [14, 10, 10]]), 3) == [0, 1, 2]
