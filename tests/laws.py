@@ -102,6 +102,7 @@ LAWS: dict[str, Law] = {
     "zero": lambda rng, n, *_: np.zeros(n),
     "single": single,
 }
+STEADY = ["laplace", "normal", "heavy", "layers", "correlated"]
 
 
 def gradient(law: str, n: int, rank: int, size: int, step: int, seed: int = 0) -> np.ndarray:
