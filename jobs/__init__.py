@@ -1,0 +1,1 @@
+"""Ready jobs: a TOML each, their models and data beside them."""
