@@ -69,7 +69,9 @@ class Gpt(nn.Module):
 def library_text(limit_bytes: int) -> np.ndarray:
     """Source files of the standard library, in an order that mixes its packages but never changes."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [f for f in root.rglob("*.py") if "site-packages" not in f.parts and "test" not in f.relative_to(root).parts]
+    files = [
+        f for f in root.rglob("*.py") if "site-packages" not in f.parts and "test" not in f.relative_to(root).parts
+    ]
     files.sort(key=lambda f: hashlib.sha256(f.relative_to(root).as_posix().encode()).digest())
     pieces, length = [], 0
     for file in files:
@@ -86,6 +88,7 @@ def build(settings: Settings, seed: int) -> Task:
     text = library_text(int(settings.text_mb * 1e6))
     held_out = text[-(text.size // 10) :]
     train = text[: -held_out.size]
+    checksum = hashlib.sha256(text.tobytes()).hexdigest()
     length = settings.context + 1
     reach = np.arange(length)
 
@@ -103,5 +106,5 @@ def build(settings: Settings, seed: int) -> Task:
         loss=lambda model, numbers: loss(model, train, numbers, "mean"),
         eval_samples=settings.eval_samples,
         figures=figures,
-        data=f"real: {text.size / 1e6:.1f} MB of Python's standard library, sha256 {hashlib.sha256(text).hexdigest()[:12]}",
+        data=f"real: {text.size / 1e6:.1f} MB of Python's standard library, sha256 {checksum[:12]}",
     )

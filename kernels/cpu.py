@@ -14,6 +14,8 @@ from okrt.kernels.compile_lock import compile_lock
 
 BLOCK = 2048  # elements; a block of residual, gradient and mask stays in the first-level cache
 
+PREFETCH = 24  # elements; how far ahead scattered memory is asked for
+
 _WORD = ir.IntType(32)
 
 
@@ -72,6 +74,21 @@ def _not_finite(typing_context, x):
 
 
 @intrinsic
+def _prefetch(typing_context, array, i):
+    """Asks for the cache line of element i of the flat array, to be written."""
+
+    def generate(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        byte = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [byte.type, _WORD, _WORD, _WORD])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [byte.type], kind)
+        builder.call(call, [byte, *(ir.Constant(_WORD, flag) for flag in (1, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
+
+
+@intrinsic
 def _trailing_zeros(typing_context, x):
     def generate(context, builder, signature, args):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
@@ -82,6 +99,7 @@ def _trailing_zeros(typing_context, x):
 _f4, _i4, _i8 = types.float32[::1], types.int32[::1], types.int64[::1]
 # A gradient is only read, so arrays that may not be written are taken too.
 _GRADIENTS = tuple(types.Array(t, 1, "C", readonly=True) for t in (types.float32, types.uint16, types.int16))
+_f4_rows = types.Array(types.float32, 2, "C")
 _OPTIONS = {"nogil": True, "cache": True, "boundscheck": False}
 
 
@@ -283,3 +301,25 @@ with compile_lock():
                 residual[here_a] = 0
             a += here_a <= here_b
             b += here_b <= here_a
+
+    @_compiled(types.void(_f4, _f4, _f4_rows, _i4, _f4_rows, *[types.int64] + 5 * [types.float32]))
+    def lag_adamw(weight, gradient, moments, index, table, step, lr, bias1, bias2, eps, cap):
+        longest = np.float32(table.shape[1] - 1)
+        now = np.float32(step)
+        rows = moments.reshape(moments.size)
+        for j in range(index.size):
+            # Every element is a cache miss or three: they are asked for ahead, so that they do not add up.
+            ahead = np.int64(index[min(j + PREFETCH, index.size - 1)])
+            _prefetch(rows, 3 * ahead)
+            _prefetch(weight, ahead)
+            _prefetch(gradient, ahead)
+            i = index[j]
+            lag = now - moments[i, 2]
+            column = np.int64(min(lag, longest))
+            mean = gradient[i] / lag
+            m = table[0, column] * moments[i, 0] + table[1, column] * mean
+            v = table[2, column] * moments[i, 1] + table[3, column] * (mean * mean)
+            stride = lr * min(lag, cap)
+            change = stride * (m / bias1) / (np.sqrt(v / bias2) + eps)
+            weight[i] = table[4, column] * weight[i] - change
+            moments[i, 0], moments[i, 1], moments[i, 2] = m, v, now

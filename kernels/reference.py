@@ -114,3 +114,21 @@ def merge_add(index_a, value_a, index_b, value_b, index_out, value_out) -> int:
 def clear_common(residual: np.ndarray, index_a: np.ndarray, index_b: np.ndarray) -> None:
     """residual = 0 at the indexes that are in both sorted lists."""
     residual[np.intersect1d(index_a, index_b)] = 0
+
+
+def lag_adamw(weight, gradient, moments, index, table, step, lr, bias1, bias2, eps, cap) -> None:
+    """One step of lag-aware AdamW on the elements of `index` (distinct); see okrt.engine.lag_adamw.
+
+    Each row of moments is (m, v, step of the last delivery). Column tau of the table is (b1**tau, 1 - b1**tau,
+    b2**tau, 1 - b2**tau, decay**tau); longer lags than it has count as its last one there. All in float32.
+    """
+    m, v, last = moments[index].T
+    lag = np.float32(step) - last
+    keep1, new1, keep2, new2, decay = table[:, np.minimum(lag, table.shape[1] - 1).astype(np.int64)]
+    mean = gradient[index] / lag
+    m = keep1 * m + new1 * mean
+    v = keep2 * v + new2 * (mean * mean)
+    stride = np.float32(lr) * np.minimum(lag, np.float32(cap))
+    change = stride * (m / np.float32(bias1)) / (np.sqrt(v / np.float32(bias2)) + np.float32(eps))
+    weight[index] = decay * weight[index] - change
+    moments[index] = np.stack([m, v, np.full_like(m, step)], axis=1)

@@ -11,7 +11,7 @@ from okrt.kernels.bits import narrow
 
 INDEX_LIMIT = 2**31 - 1  # indexes travel as int32
 
-_BITS_OF = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.int16}
+HOST_DTYPES = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.int16}
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def view(x: Any) -> View:
     if not is_torch and not isinstance(x, np.ndarray):
         raise DtypeError(f"cannot reduce a {type(x).__name__}: pass a NumPy array or a torch tensor")
     dtype = str(x.dtype).removeprefix("torch.")
-    if dtype not in _BITS_OF:
-        raise DtypeError(f"cannot reduce dtype {dtype}: use one of {', '.join(_BITS_OF)}")
+    if dtype not in HOST_DTYPES:
+        raise DtypeError(f"cannot reduce dtype {dtype}: use one of {', '.join(HOST_DTYPES)}")
     if x.ndim != 1:
         raise UsageError(f"cannot reduce an array of shape {tuple(x.shape)}: pass it flat, x.reshape(-1)")
     if is_torch and x.layout is not sys.modules["torch"].strided:
@@ -72,4 +72,4 @@ def view(x: Any) -> View:
         data = plain.view(torch.int16).numpy() if dtype == "bfloat16" else plain.numpy()
     else:
         data = x
-    return View(data.view(_BITS_OF[dtype]), dtype, is_torch)
+    return View(data.view(HOST_DTYPES[dtype]), dtype, is_torch)

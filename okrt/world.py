@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 import zlib
 from dataclasses import dataclass
 from types import TracebackType
@@ -109,6 +110,24 @@ def init() -> World:
         timeout_s=timeout_s,
         transport=transport,
     )
+
+
+def own_transport() -> "MpiTransport":
+    """A way to the other ranks that nobody else uses, for a thread of one's own; all ranks must ask for it."""
+    from okrt.transport.mpi import MpiTransport
+
+    world = init()
+    return MpiTransport(world.comm, world.timeout_s)
+
+
+def threads_may_call_mpi() -> bool:
+    """Whether several threads may; a warning names what is lost if not."""
+    init()
+    mpi = sys.modules["mpi4py.MPI"]
+    if mpi.Query_thread() == mpi.THREAD_MULTIPLE:
+        return True
+    warnings.warn("this MPI has no MPI_THREAD_MULTIPLE: reductions will not overlap with backward", stacklevel=2)
+    return False
 
 
 def agree(transport: Transport, plan: dict[str, Any], refusal: UsageError | None, flag: bool) -> bool:

@@ -73,6 +73,8 @@ class Reducer(abc.ABC):
         self.transport: Transport = init().transport if transport is None else transport
         self.skipped_steps = 0
         self.last: StepStats | None = None
+        self.delivered: np.ndarray | None = None
+        """sorted indexes of the last result, good until the next call; None if all were delivered"""
         self._lanes = Lanes(init().threads)
         self._steps = 0
         self._expected: tuple[int, str] | None = None
@@ -92,7 +94,9 @@ class Reducer(abc.ABC):
         target = np.empty_like(source.data) if out is None else view(out).data
         if self._stats.skipped:
             target[:] = 0
+            self.delivered = np.empty(0, np.int32)
         else:
+            self.delivered = None
             self._mean(source, target)
         self._finish()
         return source.result(target) if out is None else out

@@ -118,6 +118,7 @@ class SparseReducer(Reducer):
             for _ in self.transport.idle:
                 pass
             target[index] = mean
+        self.delivered = index
 
     def _sparse_mean(self, source: View, target: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Sorted indexes and mean values of the source's bits type; the residual is left as the step leaves it.

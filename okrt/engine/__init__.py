@@ -1,0 +1,1 @@
+"""How a model trains: data parallel, by gradients or by updates."""

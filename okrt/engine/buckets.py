@@ -1,0 +1,94 @@
+"""Parameters side by side in flat memory, each bucket with a reducer of its own."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from okrt.errors import UsageError
+from okrt.reducers import Reducer, StepStats
+
+SLOT_ATTRIBUTE = "okrt_slot"  # of a parameter
+MakeReducer = Callable[[], Reducer]
+
+
+class Slot:
+    """The place of one parameter in a bucket."""
+
+    def __init__(self, parameter: torch.nn.Parameter, bucket: "Bucket", start: int) -> None:
+        self.parameter, self.bucket = parameter, bucket
+        self.start, self.stop = start, start + parameter.numel()
+        self.view = bucket.flat[self.start : self.stop].view(parameter.shape)
+        self.is_sum = False
+        """whether the gradient holds more than what the last reduction delivered"""
+
+    def delivered(self) -> np.ndarray | None:
+        """Which elements of the gradient were delivered, sorted; None if it was all of them."""
+        if self.is_sum:
+            return np.flatnonzero(self.view.float().numpy()).astype(np.int32)
+        index = self.bucket.reducer.delivered
+        if index is None:
+            return None
+        low, high = np.searchsorted(index, (self.start, self.stop))
+        return index[low:high] - np.int32(self.start)
+
+
+class Bucket:
+    """Parameters of one type, one after the other in `flat`."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], make_reducer: MakeReducer) -> None:
+        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
+        self.reducer = make_reducer()
+        self.slots: list[Slot] = []
+        start = 0
+        for p in parameters:
+            self.slots.append(Slot(p, self, start))
+            start = self.slots[-1].stop
+
+    def reduce(self) -> None:
+        self.reducer.allreduce(self.flat, out=self.flat)
+
+    @property
+    def stats(self) -> StepStats:
+        assert self.reducer.last is not None
+        return self.reducer.last
+
+
+def make_buckets(
+    parameters: Sequence[torch.nn.Parameter], make_reducer: MakeReducer, bucket_mb: float | None
+) -> list[Bucket]:
+    """Buckets in the order of the parameters, each of one type and, if bucket_mb is given, of about that size."""
+    limit_bytes = float("inf") if bucket_mb is None else bucket_mb * 2**20
+    groups: list[list[torch.nn.Parameter]] = []
+    open_group: dict[torch.dtype, list[torch.nn.Parameter]] = {}
+    for p in parameters:
+        group = open_group.get(p.dtype)
+        if group is None or sum(q.numel() for q in group) * p.element_size() >= limit_bytes:
+            group = open_group[p.dtype] = []
+            groups.append(group)
+        group.append(p)
+    return [Bucket(group, make_reducer) for group in groups]
+
+
+def bucket_states(buckets: Sequence[Bucket], names: dict[torch.nn.Parameter, str]) -> list[dict[str, Any]]:
+    """For each bucket the names of its parameters and the state of its reducer."""
+    return [
+        {"parameters": [names[slot.parameter] for slot in bucket.slots], "reducer": bucket.reducer.state_dict()}
+        for bucket in buckets
+    ]
+
+
+def restored_buckets(
+    states: Sequence[dict[str, Any]], names: dict[torch.nn.Parameter, str], make_reducer: MakeReducer
+) -> list[Bucket]:
+    """The buckets whose states these are."""
+    parameters = {name: p for p, name in names.items()}
+    saved = [name for state in states for name in state["parameters"]]
+    if states and sorted(saved) != sorted(parameters):
+        differing = sorted(set(saved) ^ set(parameters))
+        raise UsageError(f"this is the state of another model: {', '.join(differing[:5])} is not in both")
+    buckets = [Bucket([parameters[name] for name in state["parameters"]], make_reducer) for state in states]
+    for bucket, state in zip(buckets, states, strict=True):
+        bucket.reducer.load_state_dict(state["reducer"])
+    return buckets

@@ -1,0 +1,114 @@
+"""AdamW for sparse gradients: a delivery is the sum of the gradients since the last one, and is taken as that.
+
+Error feedback delivers a coordinate rarely, and then all that has gathered. Plain Adam sees zeros in between and one
+spike, whose size its normalization throws away. Here, for each delivered coordinate, tau steps after its last delivery:
+
+    g = u / tau                                  the mean gradient of a step over the lag
+    m = b1**tau * m + (1 - b1**tau) * g          as if g had come on each of the tau steps
+    v = b2**tau * v + (1 - b2**tau) * g * g
+    w = (1 - lr * weight_decay)**tau * w
+    w -= lr * min(tau, lag_cap) * (m / (1 - b1**t)) / (sqrt(v / (1 - b2**t)) + eps)
+
+All other coordinates rest, moments included, so that a step costs O(k).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from okrt.engine.buckets import SLOT_ATTRIBUTE
+from okrt.errors import UsageError
+from okrt.kernels import cpu
+
+LONGEST_LAG = 4095  # steps; the decay of moments and weights over longer ones is that of this one
+
+
+class LagAdamW(torch.optim.Optimizer):
+    """Takes what was delivered from `okrt.DataParallel`; from other gradients all that is not zero.
+
+    Equal to torch.optim.AdamW when every coordinate is delivered on every step.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        lag_cap: float = 30,
+    ) -> None:
+        for name, value, right in (
+            ("lr", lr, lr >= 0),
+            ("betas", betas, all(0 <= beta < 1 for beta in betas)),
+            ("eps", eps, eps >= 0),
+            ("weight_decay", weight_decay, weight_decay >= 0),
+            ("lag_cap", lag_cap, lag_cap >= 1),
+        ):
+            if not right:
+                raise UsageError(
+                    f"{name} is {value}: lr, eps, weight_decay at least 0, betas in [0, 1), lag_cap at least 1"
+                )
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "lag_cap": lag_cap, "step": 0}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            group["step"] += 1
+            table = decay_table(group)
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step_parameter(p, p.grad, group, table)
+        return loss
+
+    def _step_parameter(
+        self, p: torch.nn.Parameter, p_grad: torch.Tensor, group: dict[str, Any], table: np.ndarray
+    ) -> None:
+        state = self.state[p]
+        if not state:
+            # Side by side, so that a coordinate costs one cache miss: m, v, and the step of the last delivery.
+            state["moments"] = torch.zeros(p.numel(), 3)
+        index = delivered(p, p_grad)
+        weight, gradient, moments = flat(p), flat(p_grad), state["moments"].numpy()
+        b1, b2 = group["betas"]
+        step = group["step"]
+        rest = (table, step, group["lr"], 1 - b1**step, 1 - b2**step, group["eps"], group["lag_cap"])
+        if p.dtype == torch.float32 and weight.data_ptr() == p.data_ptr():
+            cpu.lag_adamw(weight.numpy(), gradient.numpy(), moments, index, *rest)
+            return
+        # 16 bits, or scattered in memory: the delivered ones are gathered, changed, and put back.
+        chosen = torch.from_numpy(index.astype(np.int64))
+        weight_part, moments_part = weight[chosen].float(), moments[index]
+        everything = np.arange(index.size, dtype=np.int32)
+        cpu.lag_adamw(weight_part.numpy(), gradient[chosen].float().numpy(), moments_part, everything, *rest)
+        moments[index] = moments_part
+        weight[chosen] = weight_part.to(p.dtype)
+        p.copy_(weight.view(p.shape))
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1)
+
+
+def delivered(p: torch.nn.Parameter, gradient: torch.Tensor) -> np.ndarray:
+    """Sorted int32 indexes of the elements of p's gradient that are news."""
+    slot = getattr(p, SLOT_ATTRIBUTE, None)
+    if slot is None or gradient is not slot.view:
+        return np.flatnonzero(flat(gradient).float().numpy()).astype(np.int32)
+    index = slot.delivered()
+    return np.arange(p.numel(), dtype=np.int32) if index is None else index
+
+
+def decay_table(group: dict[str, Any]) -> np.ndarray:
+    """What is left over after each lag of the two moments and the weights, and for the moments what is new."""
+    lags = np.arange(1 + min(group["step"], LONGEST_LAG))
+    (b1, b2), decay = group["betas"], 1 - group["lr"] * group["weight_decay"]
+    left1, left2 = b1**lags, b2**lags
+    return np.stack([left1, 1 - left1, left2, 1 - left2, decay**lags]).astype(np.float32)
