@@ -3,6 +3,7 @@
 EX_USAGE = 64
 EX_STALL = 70
 EX_IO = 74
+EX_REQUEUE = 75  # checkpointed, please requeue
 
 
 class UsageError(ValueError):

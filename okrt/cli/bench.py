@@ -11,12 +11,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from okrt.cli.gloo import Gloo
-from okrt.cli.launch import TERMINAL_WIDTH, start_ranks, started_by_launcher
+from okrt.cli.launch import TERMINAL_WIDTH, console, start_ranks, started_by_launcher
 from okrt.errors import UsageError
 from okrt.perf.lab import parse_rate
 from okrt.perf.synthetic import SyntheticGradient
@@ -210,14 +209,6 @@ class Run:
             bound_words_over_k=self.cost.words / self.k,
             alpha_beta_ms=1e3 * (self.cost.messages * alpha_s + self.cost.words * beta_s),
         )
-
-
-def console(world: World, file: Any) -> Console:
-    """A console on `file`; rank 0 may write colours through the launcher's pipe if a person watches its end."""
-    width = os.environ.get(TERMINAL_WIDTH)
-    if world.rank == 0 and width:
-        return Console(file=file, force_terminal=True, width=int(width))
-    return Console(file=file, width=None if file.isatty() else 132)
 
 
 def progress_bar(world: World) -> Progress:

@@ -2,13 +2,17 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from rich.console import Console
 
 from okrt.errors import UsageError
 from okrt.perf.lab import Lab, LabError
-from okrt.world import launcher_size
+from okrt.world import World, launcher_size
 
 TERMINAL_WIDTH = "OKRT_TERMINAL_WIDTH"  # tells rank 0, which writes into a pipe, that a person is watching
 
@@ -34,12 +38,27 @@ def start_ranks(ranks: int, lab: str | None) -> int:
     if sys.stderr.isatty():
         environment[TERMINAL_WIDTH] = str(shutil.get_terminal_size().columns)
     if lab is None:
-        return subprocess.run([*mpiexec(), "-n", str(ranks), *command], env=environment).returncode
+        return run_forwarding([*mpiexec(), "-n", str(ranks), *command], environment)
     try:
         with Lab(ranks, lab) as hosts:
             return hosts.run(command, environment).returncode
     except LabError as error:
         raise UsageError(f"--lab {lab}: {error}") from None
+
+
+def run_forwarding(command: list[str], environment: dict[str, str]) -> int:
+    """Runs the launcher; a signal that asks the ranks to stop reaches them, as the one that launchers pass on."""
+    with subprocess.Popen(command, env=environment) as launcher:
+
+        def forward(number: int, frame: Any) -> None:
+            launcher.send_signal(signal.SIGTERM)
+
+        before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGUSR2)}
+        try:
+            return launcher.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def mpiexec() -> list[str]:
@@ -52,3 +71,11 @@ def mpiexec() -> list[str]:
     if "Open MPI" in version or "OpenRTE" in version:
         return [found, "--oversubscribe", *(["--allow-run-as-root"] if os.getuid() == 0 else [])]
     return [found]
+
+
+def console(world: World, file: Any) -> Console:
+    """A console on `file`; rank 0 may write colours through the launcher's pipe if a person watches its end."""
+    width = os.environ.get(TERMINAL_WIDTH)
+    if world.rank == 0 and width:
+        return Console(file=file, force_terminal=True, width=int(width))
+    return Console(file=file, width=None if file.isatty() else 132)

@@ -1,6 +1,7 @@
 """Parameters side by side in flat memory, each bucket with a reducer of its own."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,24 @@ from okrt.reducers import Reducer, StepStats
 
 SLOT_ATTRIBUTE = "okrt_slot"  # of a parameter
 MakeReducer = Callable[[], Reducer]
+
+
+@dataclass
+class ReductionStats:
+    """The last reduction of all buckets, on this rank."""
+
+    comm_s: float = 0.0
+    """the reductions took this long"""
+    wait_s: float = 0.0
+    """of which backward had ended and had to wait: the rest was hidden behind it"""
+    bytes_received: int = 0
+    words_received: int = 0
+    k: int = 0
+    """entries the density stands for"""
+    selected: int = 0
+    """entries this rank took part with"""
+    skipped: bool = False
+    """a rank had NaN or Inf, and the policy is "skip" """
 
 
 class Slot:
@@ -69,6 +88,19 @@ def make_buckets(
             groups.append(group)
         group.append(p)
     return [Bucket(group, make_reducer) for group in groups]
+
+
+def reduction_stats(buckets: Sequence[Bucket], comm_s: float, wait_s: float, control_bytes: int) -> ReductionStats:
+    stats = [bucket.stats for bucket in buckets]
+    return ReductionStats(
+        comm_s=comm_s,
+        wait_s=wait_s,
+        bytes_received=sum(s.bytes_received for s in stats) + control_bytes,
+        words_received=sum(s.words_received for s in stats),
+        k=sum(s.k for s in stats),
+        selected=sum(s.selected_local for s in stats),
+        skipped=any(s.skipped for s in stats),
+    )
 
 
 def bucket_states(buckets: Sequence[Bucket], names: dict[torch.nn.Parameter, str]) -> list[dict[str, Any]]:

@@ -3,13 +3,21 @@
 import contextlib
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from okrt.engine.buckets import SLOT_ATTRIBUTE, Bucket, Slot, bucket_states, make_buckets, restored_buckets
+from okrt.engine.buckets import (
+    SLOT_ATTRIBUTE,
+    Bucket,
+    ReductionStats,
+    Slot,
+    bucket_states,
+    make_buckets,
+    reduction_stats,
+    restored_buckets,
+)
 from okrt.engine.courier import Courier
 from okrt.engine.replicas import BufferMean, agree_on_model, broadcast, trained
 from okrt.errors import UsageError
@@ -19,24 +27,6 @@ from okrt.transport import Transport
 from okrt.world import own_transport, threads_may_call_mpi
 
 DENSE_BUCKET_MB = 25.0
-
-
-@dataclass
-class BackwardStats:
-    """The last backward that was reduced, on this rank."""
-
-    comm_s: float = 0.0
-    """the reductions took this long"""
-    wait_s: float = 0.0
-    """of which backward had ended and had to wait: the rest was hidden behind it"""
-    bytes_received: int = 0
-    words_received: int = 0
-    k: int = 0
-    """entries the density stands for, of all buckets"""
-    selected: int = 0
-    """entries this rank took part with"""
-    skipped: bool = False
-    """a rank had NaN or Inf, and the policy is "skip" """
 
 
 class DataParallel(torch.nn.Module):
@@ -63,7 +53,7 @@ class DataParallel(torch.nn.Module):
             if value is not None and not (isinstance(value, (int, float)) and value > 0):
                 raise UsageError(f"{name} is {value}: it must be above 0, or None")
         self.module = module
-        self.last = BackwardStats()
+        self.last = ReductionStats()
         transport = self._transport = own_transport() if transport is None else transport
         self._make_reducer = lambda: make_reducer(reducer, transport=transport, **options)
         self._bucket_mb = DENSE_BUCKET_MB if bucket_mb is None and reducer == "dense" else bucket_mb
@@ -206,7 +196,7 @@ class DataParallel(torch.nn.Module):
             self._courier.give(lambda: self._settle_the_rest(used))
             wait_s = self._courier.settle()
             self._hand_out(used)
-            self._count(wait_s)
+            self.last = reduction_stats(self._buckets, self._courier.busy_s, wait_s, self._control_bytes)
         finally:
             self._unsynced.clear()
             self._begin_round()
@@ -275,15 +265,3 @@ class DataParallel(torch.nn.Module):
                 p.grad = slot.view
             elif p.grad is slot.view:
                 p.grad = None
-
-    def _count(self, wait_s: float) -> None:
-        stats = [bucket.stats for bucket in self._buckets]
-        self.last = BackwardStats(
-            comm_s=self._courier.busy_s,
-            wait_s=wait_s,
-            bytes_received=sum(s.bytes_received for s in stats) + self._control_bytes,
-            words_received=sum(s.words_received for s in stats),
-            k=sum(s.k for s in stats),
-            selected=sum(s.selected_local for s in stats),
-            skipped=any(s.skipped for s in stats),
-        )

@@ -5,12 +5,20 @@ every replica applies their mean. With plain SGD that is the paper's Algorithm 2
 accumulator; with momentum it is the momentum correction of DGC.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from okrt.engine.buckets import Bucket, bucket_states, make_buckets, restored_buckets
+from okrt.engine.buckets import (
+    Bucket,
+    ReductionStats,
+    bucket_states,
+    make_buckets,
+    reduction_stats,
+    restored_buckets,
+)
 from okrt.engine.data_parallel import DataParallel
 from okrt.engine.replicas import BufferMean, agree_on_model, broadcast, trained
 from okrt.errors import UsageError
@@ -60,6 +68,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         agree_on_model(model, settings, self._make_reducer, self._transport)
         broadcast([*model.parameters(), *model.buffers()], self._transport)
         self._buffer_mean = BufferMean(model, self._transport)
+        self.last = ReductionStats()
         self._place(make_buckets(list(self._names), self._make_reducer, None))
 
     def _place(self, buckets: list[Bucket]) -> None:
@@ -82,11 +91,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for slot in bucket.slots:
                 start[slot.start : slot.stop] = slot.parameter.detach().reshape(-1)
         kept = self._local_step()
+        comm_s = 0.0
         for bucket, start in zip(self._buckets, self._starts, strict=True):
             for slot in bucket.slots:
                 before = start[slot.start : slot.stop].view(slot.view.shape)
                 torch.sub(before, slot.parameter, out=slot.view)
+            begun = time.perf_counter()
             bucket.reduce()
+            comm_s += time.perf_counter() - begun
             for slot in bucket.slots:
                 before = start[slot.start : slot.stop].view(slot.view.shape)
                 slot.parameter.copy_(before.mul_(kept[slot.parameter]).sub_(slot.view))
@@ -95,7 +107,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         flags = self._buffer_mean.changed()
         if self._transport.size > 1 and flags.size:
             self._transport.allreduce(flags, "max")
-        self._buffer_mean.average(flags)
+        self.last = reduction_stats(self._buckets, comm_s, comm_s, self._buffer_mean.average(flags))
         return loss
 
     def _local_step(self) -> dict[torch.nn.Parameter, float]:

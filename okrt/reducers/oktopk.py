@@ -255,9 +255,11 @@ class OkTopk(SparseReducer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._partition.grid = state["partition_grid"].astype(np.int64)
-        self._partition.places = state["partition_places"].astype(np.int64)
-        self._partition.owners = state["partition_owners"].astype(np.int64)
+        # Regions of another number of ranks are of no use: without any, the next step makes them.
+        if state["partition_owners"].size == self.transport.size:
+            self._partition.grid = state["partition_grid"].astype(np.int64)
+            self._partition.places = state["partition_places"].astype(np.int64)
+            self._partition.owners = state["partition_owners"].astype(np.int64)
         self._partition_step = int(state["partition_step"])
         self._partition_imbalance = float(state["partition_imbalance"])
         prefix = "threshold."

@@ -20,6 +20,6 @@ class Task:
     """loss(model, numbers): the mean loss over the training samples of these numbers (int64)"""
     eval_samples: int
     figures: Callable[[torch.nn.Module, np.ndarray], dict[str, float]]
-    """figures(model, numbers): sums over these held-out samples, "loss" first; divided by eval_samples they are means"""
+    """figures(model, numbers): sums over these held-out samples, "loss" first; over eval_samples they are means"""
     data: str
     """one line for the log: where the data come from, and whether they are real or synthetic"""

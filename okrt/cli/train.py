@@ -1,0 +1,62 @@
+"""okrt train: a job file becomes a trained model, its metrics and its checkpoints."""
+
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from okrt.cli.launch import console, start_ranks, started_by_launcher
+from okrt.errors import UsageError
+from okrt.world import agree, init
+
+
+def train(
+    job: Annotated[str, typer.Argument(help="a job file, or the name of a ready job such as gpt_bytes")],
+    ranks: Annotated[int | None, typer.Option(help="ranks to start, when no launcher did")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="change a key of the job: reducer.density=0.02 (may be repeated)")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for run.h5 and checkpoints  [default: runs/JOB]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint in --out")] = False,
+    lab: Annotated[str | None, typer.Option(help="one host per rank at this rate, such as 100mbit; needs root")] = None,
+) -> int:
+    """Trains a job: the model and data that it names, over all ranks.
+
+    Leaves run.h5 (readable while it runs) and checkpoints in --out. SIGTERM or SIGUSR2 ends it after the current step
+    with a checkpoint and exit code 75; --resume goes on, bit for bit on as many ranks.
+    """
+    from okrt.train.config import find_job, load_job
+
+    path = find_job(job)
+    config, module, settings = load_job(path, overrides or ())
+    folder = Path("runs") / path.stem if out is None else out
+    if not resume and (folder / "run.h5").exists():
+        raise UsageError(f"{folder} holds a run already: --resume goes on with it, another --out starts anew")
+    if not started_by_launcher(ranks) and (ranks not in (None, 1) or lab):
+        return start_ranks(1 if ranks is None else ranks, lab)
+
+    from okrt.train.loop import run
+    from okrt.train.metrics import run_attributes
+    from okrt.train.progress import Progress
+
+    world = init()
+    agree(world.transport, {"job": config.model_dump_json(), "resume": resume, "out": folder}, None, flag=False)
+    task = module.build(settings, config.seed)
+    agree(world.transport, {"data": task.data, "train_samples": task.train_samples}, None, flag=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    hostnames = world.transport.gather_texts(socket.gethostname())
+    attributes = run_attributes(shlex.join(sys.argv), config.model_dump(mode="json"), config.seed, hostnames)
+    attributes["data"] = task.data
+    parameters = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
+    dense_bytes = 2 * 4 * parameters * (world.size - 1) / world.size
+    screen = console(world, sys.stdout)
+    with Progress(screen, world.rank == 0, config.steps, config.log_every, dense_bytes) as progress:
+        progress.log(
+            f"{path.stem}: {parameters:,} parameters, {world.size} ranks, {config.reducer.name}"
+            f"{'' if config.reducer.name == 'dense' else f' at density {config.reducer.density:g}'}, "
+            f"{config.optimizer.name}; data {task.data}; into {folder}"
+        )
+        return run(config, task, world, folder, attributes, progress, resume)

@@ -1,0 +1,207 @@
+"""Job files: TOML with overrides; a wrong key or value is named with its line and what would be right."""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from okrt.codec import CODECS
+from okrt.errors import UsageError
+from okrt.reducers import REDUCERS
+from okrt.select import SELECTORS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+JOBS = Path(__file__).parent.parent / "jobs"
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class OptimizerTable(Table):
+    name: Literal["sgd", "adamw", "lag_adamw"] = "lag_adamw"
+    lr: float = Field(4e-3, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """of sgd"""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """of adamw and lag_adamw"""
+    weight_decay: float = Field(0.1, ge=0)
+    lag_cap: float = Field(30, ge=1)
+    """of lag_adamw: a coordinate moves at most as far as in this many steps"""
+    warmup_steps: int = Field(0, ge=0)
+    """the learning rate rises to lr over these"""
+    schedule: Literal["constant", "cosine"] = "cosine"
+    final_lr: float = Field(0.1, ge=0, le=1)
+    """share of lr that the cosine ends with"""
+
+
+class ReducerTable(Table):
+    name: Literal[tuple(REDUCERS)] = "oktopk"  # type: ignore[valid-type]
+    density: float = Field(0.01, gt=0, le=1)
+    density_schedule: tuple[tuple[int, float], ...] = ()
+    """pairs of a step and the density before it, steps rising; after the last one `density` holds"""
+    dense_steps: int = Field(0, ge=0)
+    """exact reduction in the first steps"""
+    selector: Literal[tuple(SELECTORS)] | None = None  # type: ignore[valid-type]
+    codec: Literal[tuple(CODECS)] = "coo"  # type: ignore[valid-type]
+    nan: Literal["raise", "skip"] = "raise"
+    bucket_mb: float | None = Field(None, gt=0)
+    clip_norm: float | None = Field(None, gt=0)
+    """of each rank's gradient, before error feedback"""
+    apply: Literal["gradients", "updates"] = "gradients"
+    """what is reduced: gradients (DataParallel), or the changes by each rank's optimizer (DistributedOptimizer)"""
+    momentum_masking: bool = False
+    """with updates of sgd"""
+
+
+class CheckpointTable(Table):
+    every: int = Field(0, ge=0)
+    """steps; 0: only at the end and on a signal"""
+    keep: int = Field(2, ge=1)
+
+
+class Job(Table):
+    steps: int = Field(1000, ge=1)
+    batch: int = Field(8, ge=1)
+    """samples of a rank in a backward"""
+    accumulate: int = Field(1, ge=1)
+    """backwards in a step"""
+    seed: int = Field(0, ge=0)
+    eval_every: int = Field(100, ge=0)
+    """steps; 0: only at the end"""
+    log_every: int = Field(50, ge=1)
+    """steps between lines of a log; a terminal shows every step"""
+    task: dict[str, Any]
+    """`module`, and the settings of that module"""
+    optimizer: OptimizerTable = OptimizerTable()
+    reducer: ReducerTable = ReducerTable()
+    checkpoint: CheckpointTable = CheckpointTable()
+
+    def density(self, step: int) -> float:
+        for until, density in self.reducer.density_schedule:
+            if step < until:
+                return density
+        return self.reducer.density
+
+
+def find_job(name: str) -> Path:
+    """The file of that path, or the ready job of that name."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    ready = JOBS / f"{path.name.removesuffix('.toml')}.toml"
+    if path.parent == Path() and ready.is_file():
+        return ready
+    names = ", ".join(sorted(file.stem for file in JOBS.glob("*.toml")))
+    raise UsageError(f"no job file {name}: give the path of one, or the name of a ready job ({names})")
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> tuple[Job, ModuleType, BaseModel]:
+    """The job with overrides such as "reducer.density=0.02", the module it names, and that module's settings."""
+    text = path.read_text()
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides:
+        put(tree, override)
+    where = Place(path, text, overrides)
+    job = checked(Job, tree, (), where)
+    settings = dict(job.task)
+    module = load_module(path, settings.pop("module", None), where)
+    return job, module, checked(module.Settings, settings, ("task",), where)
+
+
+def put(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    names = key.strip().split(".")
+    if not equals or not all(names):
+        raise UsageError(f"--set {override}: write it as key=value, such as reducer.density=0.02")
+    for name in names[:-1]:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise UsageError(f"--set {override}: {name} is a value, not a table")
+    try:
+        tree[names[-1]] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        tree[names[-1]] = text.strip()
+
+
+def load_module(path: Path, name: Any, where: "Place") -> ModuleType:
+    """name.py beside the job file."""
+    file = path.parent / f"{name}.py"
+    if not isinstance(name, str) or not file.is_file():
+        beside = ", ".join(sorted(f.stem for f in path.parent.glob("*.py") if f.stem != "__init__")) or "none"
+        place = where.of(("task", "module"))
+        raise UsageError(f"{place}: task.module is {name!r}: a module beside the job is needed ({beside})")
+    spec = importlib.util.spec_from_file_location(f"okrt_job_{name}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # where pydantic looks up the types of Settings
+    spec.loader.exec_module(module)
+    for needed in ("Settings", "build"):
+        if not hasattr(module, needed):
+            raise UsageError(f"{file} has no {needed}: a job's module defines Settings and build(settings, seed)")
+    return module
+
+
+class Place:
+    """Where in a job file, or in which override, a key is."""
+
+    def __init__(self, path: Path, text: str, overrides: Sequence[str]) -> None:
+        self._path, self._lines = path, text.splitlines()
+        self._overrides = {override.partition("=")[0].strip(): override for override in overrides}
+
+    def of(self, key: tuple[str, ...]) -> str:
+        if ".".join(key) in self._overrides:
+            return f"--set {self._overrides['.'.join(key)]}"
+        line = self._line(key)
+        return f"{self._path}:{line}" if line else str(self._path)
+
+    def _line(self, key: tuple[str, ...]) -> int:
+        table = ""
+        for number, line in enumerate(self._lines, 1):
+            bare = line.strip()
+            if bare.startswith("["):
+                table = bare.strip("[] ").split("#")[0].strip("[] ")
+                if table == ".".join(key):
+                    return number
+            full = ".".join(filter(None, [table, bare.partition("=")[0].strip()]))
+            if "=" in bare and full == ".".join(key):
+                return number
+        return 0
+
+
+def checked(kind: type[BaseModel], tree: dict[str, Any], prefix: tuple[str, ...], where: Place) -> Any:
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise UsageError("; ".join(complaint(kind, one, prefix, where) for one in error.errors())) from None
+
+
+def complaint(kind: type[BaseModel], error: Any, prefix: tuple[str, ...], where: Place) -> str:
+    # A value inside a list or union is reported under the key that a file has.
+    names = [part for part in error["loc"] if isinstance(part, str)]
+    table: Any = kind
+    key: list[str] = []
+    for name in names:
+        field = getattr(table, "model_fields", {}).get(name)
+        key.append(name)
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            break
+        table = field.annotation
+    full = (*prefix, *key)
+    place, name = where.of(full), ".".join(full)
+    if error["type"] == "extra_forbidden":
+        return f"{place}: unknown key {name}: allowed are {', '.join(table.model_fields)}"
+    if error["type"] == "missing":
+        return f"{place}: {name} is missing"
+    return f"{place}: {name} is {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
