@@ -22,6 +22,8 @@ SGD = ("optimizer.name=sgd", "optimizer.weight_decay=1e-4")
 RECIPES: dict[str, tuple[str, ...]] = {
     "dense": ("reducer.name=dense", *ADAMW),
     "lag-aware": (),
+    "lag-aware, topka": ("reducer.name=topka",),
+    "lag-aware, gtopk": ("reducer.name=gtopk",),
     "lag-aware 0.5 %": ("reducer.density=0.005",),
     "lag-aware 2 %": ("reducer.density=0.02",),
     "lag-aware, no dense steps": ("reducer.dense_steps=0",),
@@ -43,7 +45,7 @@ def run(name: str, job: str, seed: int, ranks: int, settings: list[str], lab: st
     """One run's row."""
     label = " ".join([job, name, *settings, *([lab] if lab else []), f"seed {seed}"])
     folder = RUNS / "".join(c if c.isalnum() or c in ".=-" else "_" for c in label)
-    if not (folder / "checkpoints").exists():
+    if not (folder / "result.json").exists():
         changes = [f"--set={change}" for change in (*RECIPES[name], *settings, f"seed={seed}")]
         command = [sys.executable, "-m", "okrt", "train", job, "--ranks", str(ranks), "--out", str(folder), *changes]
         print(f"{label}…", flush=True)
@@ -59,7 +61,7 @@ def run(name: str, job: str, seed: int, ranks: int, settings: list[str], lab: st
         "settings": settings,
         "lab": lab,
         "steps": int(steps["step"][-1]),
-        "eval_loss": float(steps["eval_loss"][evaluated[-1]]),
+        "figures": json.loads((folder / "result.json").read_text())["figures"],
         "megabytes_received": float(steps["bytes_received"].sum()) / 1e6,
         "seconds": float(steps["step_s"].sum()),
         "curve": [
@@ -86,7 +88,7 @@ def main() -> None:
             same = ("recipe", "job", "seed", "ranks", "settings", "lab")
             rows = [other for other in rows if any(other[key] != row[key] for key in same)] + [row]
             file.write_text(json.dumps(rows, indent=1) + "\n")
-            print(f"{name}, seed {seed}: {row['eval_loss']:.4f}, {row['megabytes_received']:.1f} MB", flush=True)
+            print(f"{name}, seed {seed}: {row['figures']}, {row['megabytes_received']:.1f} MB", flush=True)
 
 
 if __name__ == "__main__":

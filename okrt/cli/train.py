@@ -25,7 +25,7 @@ def train(
 ) -> int:
     """Trains a job: the model and data that it names, over all ranks.
 
-    Leaves run.h5 (readable while it runs) and checkpoints in --out. SIGTERM or SIGUSR2 ends it after the current step
+    Leaves run.h5 (readable while it runs), checkpoints and result.json in --out. SIGTERM or SIGUSR2 ends it after the current step
     with a checkpoint and exit code 75; --resume goes on, bit for bit on as many ranks.
     """
     from okrt.train.config import find_job, load_job
@@ -33,7 +33,7 @@ def train(
     path = find_job(job)
     config, module, settings = load_job(path, overrides or ())
     folder = Path("runs") / path.stem if out is None else out
-    if not resume and (folder / "run.h5").exists():
+    if not resume and any((folder / name).exists() for name in ("run.h5", "checkpoints")):
         raise UsageError(f"{folder} holds a run already: --resume goes on with it, another --out starts anew")
     if not started_by_launcher(ranks) and (ranks not in (None, 1) or lab):
         return start_ranks(1 if ranks is None else ranks, lab)

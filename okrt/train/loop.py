@@ -1,6 +1,7 @@
 """The training loop: the same on every rank, and bit-identical when it goes on from a checkpoint."""
 
 import contextlib
+import json
 import math
 import random
 import signal
@@ -241,10 +242,13 @@ def run(
                     if metrics is not None:
                         metrics.flush()
                     is_saved = trainer.save(checkpoints)
-                if stopping:
-                    progress.log(
-                        f"stopped by {', '.join(stop.names) or 'a signal to another rank'} after step {trainer.step}"
-                    )
+                if last and world.rank == 0:
+                    text = json.dumps({"step": trainer.step, "samples": trainer.samples, "figures": figures}, indent=1)
+                    (out / "result.json.new").write_text(text + "\n")
+                    (out / "result.json.new").replace(out / "result.json")
+                if stopping and not last:
+                    why = ", ".join(stop.names) or "a signal to another rank"
+                    progress.log(f"stopped by {why} after step {trainer.step}")
                     return EX_REQUEUE if is_saved else EX_IO
     finally:
         if metrics is not None:
