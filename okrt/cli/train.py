@@ -25,8 +25,8 @@ def train(
 ) -> int:
     """Trains a job: the model and data that it names, over all ranks.
 
-    Leaves run.h5 (readable while it runs), checkpoints and result.json in --out. SIGTERM or SIGUSR2 ends it after the current step
-    with a checkpoint and exit code 75; --resume goes on, bit for bit on as many ranks.
+    Leaves run.h5 (readable while it runs), checkpoints and result.json in --out. SIGTERM or SIGUSR2 ends it after the
+    current step with a checkpoint and exit code 75; --resume goes on, bit for bit on as many ranks.
     """
     from okrt.train.config import find_job, load_job
 

@@ -1,11 +1,12 @@
 """Job files: TOML with overrides; a wrong key or value is named with its line and what would be right."""
 
 import importlib.util
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,6 +21,10 @@ else:
     import tomli as tomllib
 
 JOBS = Path(__file__).parent.parent / "jobs"
+HEADING = re.compile(r"\[\[?([^\[\],]+)\]\]?\s*(#.*)?")
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Density = Annotated[float, Field(gt=0, le=1)]
 
 
 class Table(BaseModel):
@@ -31,7 +36,7 @@ class OptimizerTable(Table):
     lr: float = Field(4e-3, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     """of sgd"""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """of adamw and lag_adamw"""
     weight_decay: float = Field(0.1, ge=0)
     lag_cap: float = Field(30, ge=1)
@@ -45,8 +50,8 @@ class OptimizerTable(Table):
 
 class ReducerTable(Table):
     name: Literal[tuple(REDUCERS)] = "oktopk"  # type: ignore[valid-type]
-    density: float = Field(0.01, gt=0, le=1)
-    density_schedule: tuple[tuple[int, float], ...] = ()
+    density: Density = 0.01
+    density_schedule: tuple[tuple[int, Density], ...] = ()
     """pairs of a step and the density before it, steps rising; after the last one `density` holds"""
     dense_steps: int = Field(0, ge=0)
     """exact reduction in the first steps"""
@@ -106,10 +111,10 @@ def find_job(name: str) -> Path:
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> tuple[Job, ModuleType, BaseModel]:
     """The job with overrides such as "reducer.density=0.02", the module it names, and that module's settings."""
-    text = path.read_text()
     try:
+        text = path.read_text(encoding="utf-8")
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
         put(tree, override)
@@ -161,17 +166,22 @@ class Place:
         self._overrides = {override.partition("=")[0].strip(): override for override in overrides}
 
     def of(self, key: tuple[str, ...]) -> str:
-        if ".".join(key) in self._overrides:
-            return f"--set {self._overrides['.'.join(key)]}"
-        line = self._line(key)
-        return f"{self._path}:{line}" if line else str(self._path)
+        """The override that sets it or a part of it, or its line, or that of the table it is or should be in."""
+        name = ".".join(key)
+        for overridden, override in reversed(self._overrides.items()):
+            if f"{overridden}.".startswith(f"{name}.") or f"{name}.".startswith(f"{overridden}."):
+                return f"--set {override}"
+        for length in range(len(key), 0, -1):
+            if line := self._line(key[:length]):
+                return f"{self._path}:{line}"
+        return str(self._path)
 
     def _line(self, key: tuple[str, ...]) -> int:
         table = ""
         for number, line in enumerate(self._lines, 1):
             bare = line.strip()
-            if bare.startswith("["):
-                table = bare.strip("[] ").split("#")[0].strip("[] ")
+            if heading := HEADING.fullmatch(bare):
+                table = heading[1].strip()
                 if table == ".".join(key):
                     return number
             full = ".".join(filter(None, [table, bare.partition("=")[0].strip()]))

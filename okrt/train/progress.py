@@ -35,7 +35,7 @@ class Progress:
 
     def log(self, text: str) -> None:
         if self._speaks:
-            self._console.print(text, highlight=False, soft_wrap=True)
+            self._console.print(Text(text), soft_wrap=True)
 
     def step(self, step: int, rows: np.ndarray, figures: dict[str, float], samples: int) -> None:
         """rows: of each rank loss, step_s, comm_s, idle_s, selected, bytes_received, …"""
