@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.okrt-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint bench clean
+.PHONY: help setup demo test lint bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -c constraints.txt -e '.[mpich,dev]'
 	touch $@
+
+demo: setup  ## train a small GPT with dense and with oktopk: a table, and a picture in runs/demo/ (some 4 minutes)
+	$(BIN)/python -m okrt.perf.demo
 
 # One thread per rank: four ranks share the cores of a small machine.
 test: export OMP_NUM_THREADS = 1

@@ -187,8 +187,10 @@ def abort(error: BaseException, trace: TracebackType | None) -> None:
     else:
         text = f"rank {rank}: " + "".join(traceback.format_exception(type(error), error, trace))
     sys.stdout.flush()
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    # Not sys.stderr: torch.distributed captures that while the hook runs.
+    out = sys.__stderr__ or sys.stderr
+    out.write(text)
+    out.flush()
     # Launchers pass on what a rank wrote, but not what still lies in its pipe when they end the job.
     time.sleep(WORDS_TRAVEL_S)
     sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(exit_code(error))

@@ -40,6 +40,11 @@ def killed():
     stamp()
     os.kill(os.getpid(), signal.SIGKILL)
 
+def broken_beside_torch():
+    import torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # wraps sys.excepthook
+    broken_part()
+
 def users_mistake():
     stamp()
     raise UsageError("density is 7: choose less")
@@ -85,7 +90,9 @@ def fail_at(start: Callable, tmp_path: Path) -> Callable:
     return run
 
 
-@pytest.mark.parametrize(("what", "rank"), [("broken_part", 0), ("broken_part", 2), ("in_thread", 1)])
+@pytest.mark.parametrize(
+    ("what", "rank"), [("broken_part", 0), ("broken_part", 2), ("in_thread", 1), ("broken_beside_torch", 1)]
+)
 def test_exception_in_a_script(fail_at: Callable, what: str, rank: int) -> None:
     done = fail_at(what, rank)
     assert done.returncode == 1
