@@ -1,6 +1,7 @@
 """Job files: TOML with overrides; a wrong key or value is named with its line and what would be right."""
 
 import importlib.util
+import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from okrt.codec import CODECS
 from okrt.errors import UsageError
@@ -65,6 +66,20 @@ class ReducerTable(Table):
     """what is reduced: gradients (DataParallel), or the changes by each rank's optimizer (DistributedOptimizer)"""
     momentum_masking: bool = False
     """with updates of sgd"""
+
+    @field_validator("density_schedule")
+    @classmethod
+    def steps_rise(cls, pairs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+        if any(later[0] <= sooner[0] for sooner, later in itertools.pairwise(pairs)):
+            raise ValueError("the steps must rise")
+        return pairs
+
+    @field_validator("momentum_masking")
+    @classmethod
+    def has_updates(cls, masking: bool, info: ValidationInfo) -> bool:
+        if masking and info.data.get("apply") == "gradients":
+            raise ValueError("needs reducer.apply = 'updates'")
+        return masking
 
 
 class CheckpointTable(Table):
@@ -214,4 +229,5 @@ def complaint(kind: type[BaseModel], error: Any, prefix: tuple[str, ...], where:
         return f"{place}: unknown key {name}: allowed are {', '.join(table.model_fields)}"
     if error["type"] == "missing":
         return f"{place}: {name} is missing"
-    return f"{place}: {name} is {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{place}: {name} is {error['input']!r}: {message[0].lower()}{message[1:]}"

@@ -18,7 +18,7 @@ from okrt.engine.data_parallel import DataParallel
 from okrt.engine.distributed_optimizer import DistributedOptimizer
 from okrt.engine.lag_adamw import LagAdamW
 from okrt.engine.redistribute import redistributed
-from okrt.errors import EX_IO, EX_REQUEUE
+from okrt.errors import EX_IO, EX_REQUEUE, UsageError
 from okrt.train.checkpoint import Checkpoints, Saved
 from okrt.train.config import Job
 from okrt.train.metrics import Metrics
@@ -177,7 +177,14 @@ class Trainer:
     def load(self, saved: Saved) -> str:
         """Goes on from there; tells how."""
         rank, size = self.world.rank, self.world.size
-        self.task.model.load_state_dict(saved.model())
+        for table, key in (("optimizer", "name"), ("reducer", "name"), ("reducer", "apply")):
+            before, now = saved.shared["job"][table][key], getattr(getattr(self.job, table), key)
+            if before != now:
+                raise UsageError(f"{saved.path} is of a job with {table}.{key} = {before!r}, this one has {now!r}")
+        try:
+            self.task.model.load_state_dict(saved.model())
+        except RuntimeError as error:
+            raise UsageError(f"{saved.path} is of another model: {' '.join(str(error).split())}") from None
         self.step, self.samples = saved.step, saved.shared["samples"]
         own = saved.own(rank % saved.ranks)
         self.optimizer.load_state_dict(own["optimizer"])
@@ -236,6 +243,8 @@ def run(
                 figures = trainer.evaluate() if last or (due and not stopping) else {}
                 if metrics is not None:
                     metrics.write(*metric_rows(trainer, rows, lr, figures))
+                if trainer.engine.last.skipped:
+                    progress.log(f"step {trainer.step} is skipped: NaN or Inf in a gradient")
                 progress.step(trainer.step, rows, figures, job.batch * job.accumulate * world.size)
                 periodic = job.checkpoint.every and trainer.step % job.checkpoint.every == 0
                 if stopping or last or periodic:
