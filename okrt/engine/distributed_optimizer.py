@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from okrt.engine.buckets import (
@@ -21,11 +22,11 @@ from okrt.engine.buckets import (
 )
 from okrt.engine.data_parallel import DataParallel
 from okrt.engine.replicas import BufferMean, agree_on_model, broadcast, trained
-from okrt.errors import UsageError
+from okrt.errors import NonFiniteGradient, UsageError
 from okrt.reducers import Reducer
 from okrt.reducers import reducer as make_reducer
 from okrt.transport import Transport
-from okrt.world import own_transport
+from okrt.world import agree, own_transport
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -33,7 +34,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Decoupled weight decay (AdamW) is applied to the weights of all replicas alike and does not travel.
     momentum_masking: SGD's momentum starts anew where this rank's update was delivered (DGC).
-    clip_norm: each rank's gradient is scaled down to at most this norm. Further options are those of the reducer.
+    clip_norm: each rank's gradient is scaled down to at most this norm. nan: as of the reducer, for gradients.
+    Further options are those of the reducer.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         momentum_masking: bool = False,
         clip_norm: float | None = None,
+        nan: str = "raise",
         transport: Transport | None = None,
         **options: Any,
     ) -> None:
@@ -63,12 +66,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.state = optimizer.state
         self._optimizer, self._momentum_masking, self._clip_norm = optimizer, momentum_masking, clip_norm
         self._transport = own_transport() if transport is None else transport
-        self._make_reducer = lambda: make_reducer(reducer, transport=self._transport, **options)
+        self._make_reducer = lambda: make_reducer(reducer, nan=nan, transport=self._transport, **options)
         settings = {"reducer": reducer, "momentum_masking": momentum_masking, "clip_norm": clip_norm} | options
         agree_on_model(model, settings, self._make_reducer, self._transport)
         broadcast([*model.parameters(), *model.buffers()], self._transport)
         self._buffer_mean = BufferMean(model, self._transport)
+        self._nan = nan
         self.last = ReductionStats()
+        self.skipped_steps = 0
         self._place(make_buckets(list(self._names), self._make_reducer, None))
 
     def _place(self, buckets: list[Bucket]) -> None:
@@ -85,6 +90,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._any_not_finite():
+            self.last = ReductionStats(skipped=True)
+            self.skipped_steps += 1
+            return loss
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(list(self._names), self._clip_norm)
         for bucket, start in zip(self._buckets, self._starts, strict=True):
@@ -109,6 +118,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._transport.allreduce(flags, "max")
         self.last = reduction_stats(self._buckets, comm_s, comm_s, self._buffer_mean.average(flags))
         return loss
+
+    def _any_not_finite(self) -> bool:
+        """Asked before the optimizer steps, so that NaN or Inf of any rank does not get into its moments."""
+        finite = all(bool(torch.isfinite(p.grad).all()) for p in self._names if p.grad is not None)
+        self._transport.ledger.begin()
+        if not agree(self._transport, {}, None, flag=not finite):
+            return False
+        if self._nan == "raise":
+            ranks = np.flatnonzero(self._transport.allgather(np.array([not finite])))
+            raise NonFiniteGradient(
+                f"NaN or Inf in the gradient of rank {', '.join(map(str, ranks))}; weights, moments and residuals are "
+                'untouched (nan="skip" passes over such steps)'
+            )
+        return True
 
     def _local_step(self) -> dict[torch.nn.Parameter, float]:
         """Lets the optimizer step without its decoupled weight decay; what that leaves of each parameter."""

@@ -29,6 +29,7 @@ from okrt.world import World
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 EVAL_BATCH = 64
+HYPERPARAMETERS = ("betas", "lag_cap", "momentum", "weight_decay")
 
 
 @dataclass
@@ -131,7 +132,8 @@ class Trainer:
                 part = self.task.loss(self.model, self.order(mine, job.batch)) / job.accumulate
                 part.backward()
             loss += float(part.detach())
-        self.optimizer.step()
+        if not (isinstance(self.engine, DataParallel) and self.engine.last.skipped):
+            self.optimizer.step()
         self.step += 1
         self.samples += job.batch * job.accumulate * world.size
         spent, last = time.perf_counter() - start, self.engine.last
@@ -187,7 +189,10 @@ class Trainer:
             raise UsageError(f"{saved.path} is of another model: {' '.join(str(error).split())}") from None
         self.step, self.samples = saved.step, saved.shared["samples"]
         own = saved.own(rank % saved.ranks)
+        settings = {key: value for key, value in self.optimizer.param_groups[0].items() if key in HYPERPARAMETERS}
         self.optimizer.load_state_dict(own["optimizer"])
+        for group in self.optimizer.param_groups:
+            group |= settings  # those of this job: they may have been changed for the rest of the run
         if saved.ranks == size:
             self.engine.load_reducer_state_dict(own["reducers"])
             set_random_state(own["random"])

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from torch import nn
 
 import okrt
-from okrt.errors import PlanMismatch, UsageError
+from okrt.errors import NonFiniteGradient, PlanMismatch, UsageError
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -184,3 +184,33 @@ def test_different_settings_are_named():
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(PlanMismatch, match=r"density is 0\.1 on rank 0"):
         okrt.DistributedOptimizer(sgd, model, density=0.2 if RANK == LAST else 0.1)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_nan_on_one_rank_touches_nothing(kind):
+    """Neither weights nor moments nor residuals, on any rank; by policy an error or a step passed over."""
+    for nan in ("raise", "skip"):
+        model = net()
+        inner = OPTIMIZERS[kind](model.parameters())
+        optimizer = okrt.DistributedOptimizer(inner, model, "oktopk", density=0.1, nan=nan)
+        backward(model, RANK, 0)
+        optimizer.step()
+        before = copy.deepcopy((vector(model), inner.state_dict()["state"], optimizer.reducers[0].residual))
+        if RANK == LAST:
+            model[0].weight.grad[0, 0] = np.nan
+        if nan == "raise":
+            with pytest.raises(NonFiniteGradient, match=f"gradient of rank {LAST};"):
+                optimizer.step()
+        else:
+            optimizer.step()
+            assert optimizer.last.skipped
+            assert optimizer.skipped_steps == 1
+        after = (vector(model), inner.state_dict()["state"], optimizer.reducers[0].residual)
+        np.testing.assert_array_equal(before[0], after[0])
+        np.testing.assert_array_equal(before[2], after[2])
+        assert str(before[1]) == str(after[1])
+        optimizer.zero_grad()
+        backward(model, RANK, 1)
+        optimizer.step()
+        assert np.isfinite(vector(model)).all()
+        assert (vector(model) != before[0]).any()
