@@ -59,4 +59,6 @@ def train(
             f"{'' if config.reducer.name == 'dense' else f' at density {config.reducer.density:g}'}, "
             f"{config.optimizer.name}; data {task.data}; into {folder}"
         )
+        if unused := config.without_effect():
+            progress.log(f"no effect with {config.reducer.name} and {config.optimizer.name}: {', '.join(unused)}")
         return run(config, task, world, folder, attributes, progress, resume)

@@ -21,6 +21,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+UNUSED_BY_OPTIMIZER: dict[str, tuple[str, ...]] = {
+    "sgd": ("betas", "lag_cap"),
+    "adamw": ("momentum", "lag_cap"),
+    "lag_adamw": ("momentum",),
+}
+UNUSED_BY_DENSE = ("density", "density_schedule", "dense_steps", "selector", "codec")
 JOBS = Path(__file__).parent.parent / "jobs"
 HEADING = re.compile(r"\[\[?([^\[\],]+)\]\]?\s*(#.*)?")
 
@@ -104,6 +110,22 @@ class Job(Table):
     optimizer: OptimizerTable = OptimizerTable()
     reducer: ReducerTable = ReducerTable()
     checkpoint: CheckpointTable = CheckpointTable()
+
+    def without_effect(self) -> list[str]:
+        """Keys that were given but do not apply to what was chosen."""
+        unused = {"optimizer": UNUSED_BY_OPTIMIZER[self.optimizer.name], "reducer": ()}
+        if self.reducer.name == "dense":
+            unused["reducer"] += UNUSED_BY_DENSE
+        if self.reducer.apply == "updates":
+            unused["reducer"] += ("bucket_mb",)
+        if self.optimizer.schedule == "constant":
+            unused["optimizer"] += ("final_lr",)
+        return [
+            f"{table}.{key}"
+            for table, keys in unused.items()
+            for key in keys
+            if key in getattr(self, table).model_fields_set
+        ]
 
     def density(self, step: int) -> float:
         for until, density in self.reducer.density_schedule:

@@ -168,3 +168,17 @@ def test_ready_jobs_are_valid(path: Path) -> None:
     job, module, _ = load_job(path)
     assert job.task["module"] == path.stem
     assert callable(module.build)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "unused"),
+    [
+        ([], []),
+        (["reducer.name=dense"], ["reducer.density", "reducer.dense_steps"]),
+        (["optimizer.name=sgd"], ["optimizer.betas"]),
+        (["optimizer.momentum=0.5", "optimizer.schedule=constant"], ["optimizer.momentum"]),
+        (["reducer.apply=updates", "reducer.bucket_mb=3"], ["reducer.bucket_mb"]),
+    ],
+)
+def test_keys_without_effect_are_known(overrides, unused):
+    assert load_job(find_job("gpt_bytes"), overrides)[0].without_effect() == unused
