@@ -26,6 +26,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "lag-aware, gtopk": ("reducer.name=gtopk",),
     "lag-aware 0.5 %": ("reducer.density=0.005",),
     "lag-aware 2 %": ("reducer.density=0.02",),
+    "lag-aware by magnitude": ("optimizer.balance=0",),
     "lag-aware, no dense steps": ("reducer.dense_steps=0",),
     "plain gradients": (*ADAMW, "reducer.dense_steps=0"),
     "plain gradients, 30 dense steps": ADAMW,

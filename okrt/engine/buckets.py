@@ -59,6 +59,8 @@ class Bucket:
     def __init__(self, parameters: Sequence[torch.nn.Parameter], make_reducer: MakeReducer) -> None:
         self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
         self.reducer = make_reducer()
+        self.weights: np.ndarray | None = None
+        """what elements are multiplied by before the reducer, and divided by after it; residuals hold the products"""
         self.slots: list[Slot] = []
         start = 0
         for p in parameters:
@@ -66,7 +68,33 @@ class Bucket:
             start = self.slots[-1].stop
 
     def reduce(self) -> None:
-        self.reducer.allreduce(self.flat, out=self.flat)
+        if self.weights is None:
+            self.reducer.allreduce(self.flat, out=self.flat)
+            return
+        flat = self.flat.numpy()
+        flat *= self.weights
+        self.reducer.allreduce(flat, out=flat)
+        index = self.reducer.delivered
+        if index is None:
+            flat /= self.weights
+        else:
+            flat[index] /= self.weights[index]
+
+    @property
+    def keeps_back(self) -> bool:
+        """Whether there is a residual, so that elements compete."""
+        return self.reducer.residual is not None
+
+    def weigh(self, index: np.ndarray, weights: np.ndarray) -> None:
+        """Sets the weights of some elements, alike on all ranks; what is kept back of them stays the same gradient."""
+        residual = self.reducer.residual
+        assert residual is not None
+        if self.weights is None:
+            # Until they get weights of their own, all others compete as the mean of these.
+            self.weights = np.full(self.flat.numel(), weights.mean(), np.float32)
+            residual *= self.weights
+        residual[index] *= weights / self.weights[index]
+        self.weights[index] = weights
 
     @property
     def stats(self) -> StepStats:
@@ -104,9 +132,13 @@ def reduction_stats(buckets: Sequence[Bucket], comm_s: float, wait_s: float, con
 
 
 def bucket_states(buckets: Sequence[Bucket], names: dict[torch.nn.Parameter, str]) -> list[dict[str, Any]]:
-    """For each bucket the names of its parameters and the state of its reducer."""
+    """For each bucket the names of its parameters, their weights, and the state of its reducer."""
     return [
-        {"parameters": [names[slot.parameter] for slot in bucket.slots], "reducer": bucket.reducer.state_dict()}
+        {
+            "parameters": [names[slot.parameter] for slot in bucket.slots],
+            "weights": bucket.weights,
+            "reducer": bucket.reducer.state_dict(),
+        }
         for bucket in buckets
     ]
 
@@ -122,5 +154,6 @@ def restored_buckets(
         raise UsageError(f"this is the state of another model: {', '.join(differing[:5])} is not in both")
     buckets = [Bucket([parameters[name] for name in state["parameters"]], make_reducer) for state in states]
     for bucket, state in zip(buckets, states, strict=True):
+        bucket.weights = None if state["weights"] is None else state["weights"].astype(np.float32)
         bucket.reducer.load_state_dict(state["reducer"])
     return buckets

@@ -10,6 +10,10 @@ spike, whose size its normalization throws away. Here, for each delivered coordi
     w -= lr * min(tau, lag_cap) * (m / (1 - b1**t)) / (sqrt(v / (1 - b2**t)) + eps)
 
 All other coordinates rest, moments included, so that a step costs O(k).
+
+Which coordinates a sparse reducer delivers is decided by magnitude; but what a delivery brings is measured by Adam in
+units of sqrt(v). With `balance` q they compete by |accumulated gradient| / v**(q/2) instead: layers and coordinates of
+small gradients are not left waiting behind those of large ones.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,6 +26,8 @@ from okrt.engine.buckets import SLOT_ATTRIBUTE
 from okrt.errors import UsageError
 from okrt.kernels import cpu
 
+NEEDED = "lr, eps, weight_decay >= 0, betas in [0, 1), lag_cap >= 1, balance in [0, 1]"
+FLOOR = 0.1  # of a tensor's root mean v: coordinates with less compete as if they had this
 LONGEST_LAG = 4095  # steps; the decay of moments and weights over longer ones is that of this one
 
 
@@ -39,6 +45,7 @@ class LagAdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         lag_cap: float = 30,
+        balance: float = 0.5,
     ) -> None:
         for name, value, right in (
             ("lr", lr, lr >= 0),
@@ -46,13 +53,12 @@ class LagAdamW(torch.optim.Optimizer):
             ("eps", eps, eps >= 0),
             ("weight_decay", weight_decay, weight_decay >= 0),
             ("lag_cap", lag_cap, lag_cap >= 1),
+            ("balance", balance, 0 <= balance <= 1),
         ):
             if not right:
-                raise UsageError(
-                    f"{name} is {value}: lr, eps, weight_decay at least 0, betas in [0, 1), lag_cap at least 1"
-                )
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "lag_cap": lag_cap, "step": 0}
-        super().__init__(params, defaults)
+                raise UsageError(f"{name} is {value}: needed are {NEEDED}")
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "lag_cap": lag_cap}
+        super().__init__(params, defaults | {"balance": balance, "step": 0})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -77,20 +83,39 @@ class LagAdamW(torch.optim.Optimizer):
             state["moments"] = torch.zeros(p.numel(), 3)
         index = delivered(p, p_grad)
         weight, gradient, moments = flat(p), flat(p_grad), state["moments"].numpy()
+        old_v = moments[index, 1]
         b1, b2 = group["betas"]
         step = group["step"]
         rest = (table, step, group["lr"], 1 - b1**step, 1 - b2**step, group["eps"], group["lag_cap"])
         if p.dtype == torch.float32 and weight.data_ptr() == p.data_ptr():
             cpu.lag_adamw(weight.numpy(), gradient.numpy(), moments, index, *rest)
-            return
-        # 16 bits, or scattered in memory: the delivered ones are gathered, changed, and put back.
-        chosen = torch.from_numpy(index.astype(np.int64))
-        weight_part, moments_part = weight[chosen].float(), moments[index]
-        everything = np.arange(index.size, dtype=np.int32)
-        cpu.lag_adamw(weight_part.numpy(), gradient[chosen].float().numpy(), moments_part, everything, *rest)
-        moments[index] = moments_part
-        weight[chosen] = weight_part.to(p.dtype)
-        p.copy_(weight.view(p.shape))
+        else:
+            # 16 bits, or scattered in memory: the delivered ones are gathered, changed, and put back.
+            chosen = torch.from_numpy(index.astype(np.int64))
+            weight_part, moments_part = weight[chosen].float(), moments[index]
+            everything = np.arange(index.size, dtype=np.int32)
+            cpu.lag_adamw(weight_part.numpy(), gradient[chosen].float().numpy(), moments_part, everything, *rest)
+            moments[index] = moments_part
+            weight[chosen] = weight_part.to(p.dtype)
+            p.copy_(weight.view(p.shape))
+        slot = getattr(p, SLOT_ATTRIBUTE, None)
+        if group["balance"] and index.size and p.dtype == torch.float32 and slot and slot.bucket.keeps_back:
+            balance(slot, state, index, old_v, moments[index, 1], group["balance"])
+
+
+def balance(
+    slot: Any, state: dict[str, Any], index: np.ndarray, old_v: np.ndarray, v: np.ndarray, power: float
+) -> None:
+    """Lets the delivered elements of a parameter compete by what their new v makes of them."""
+    is_first = "v_sum" not in state
+    state["v_sum"] = state.get("v_sum", 0.0) + float(np.sum(v, dtype=np.float64) - np.sum(old_v, dtype=np.float64))
+    root_mean = max(state["v_sum"] / slot.parameter.numel(), 1e-30) ** 0.5
+    weights = (np.sqrt(v) + np.float32(FLOOR * root_mean)) ** np.float32(-power)
+    if is_first:
+        # Whatever has not been delivered yet competes as the mean of what has.
+        everything = np.arange(slot.start, slot.stop)
+        slot.bucket.weigh(everything, np.full(everything.size, weights.mean(), np.float32))
+    slot.bucket.weigh(index + np.int64(slot.start), weights)
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,8 +22,8 @@ else:
     import tomli as tomllib
 
 UNUSED_BY_OPTIMIZER: dict[str, tuple[str, ...]] = {
-    "sgd": ("betas", "lag_cap"),
-    "adamw": ("momentum", "lag_cap"),
+    "sgd": ("betas", "lag_cap", "balance"),
+    "adamw": ("momentum", "lag_cap", "balance"),
     "lag_adamw": ("momentum",),
 }
 UNUSED_BY_DENSE = ("density", "density_schedule", "dense_steps", "selector", "codec")
@@ -48,6 +48,8 @@ class OptimizerTable(Table):
     weight_decay: float = Field(0.1, ge=0)
     lag_cap: float = Field(30, ge=1)
     """of lag_adamw: a coordinate moves at most as far as in this many steps"""
+    balance: float = Field(0.5, ge=0, le=1)
+    """of lag_adamw: coordinates compete for delivery by gradient / v**(balance/2)"""
     warmup_steps: int = Field(0, ge=0)
     """the learning rate rises to lr over these"""
     schedule: Literal["constant", "cosine"] = "cosine"

@@ -29,7 +29,7 @@ from okrt.world import World
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 EVAL_BATCH = 64
-HYPERPARAMETERS = ("betas", "lag_cap", "momentum", "weight_decay")
+HYPERPARAMETERS = ("balance", "betas", "lag_cap", "momentum", "weight_decay")
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Trainer:
             return torch.optim.SGD(parameters, momentum=settings.momentum, **common)
         if settings.name == "adamw":
             return torch.optim.AdamW(parameters, betas=settings.betas, **common)
-        return LagAdamW(parameters, betas=settings.betas, lag_cap=settings.lag_cap, **common)
+        return LagAdamW(parameters, betas=settings.betas, lag_cap=settings.lag_cap, balance=settings.balance, **common)
 
     def lr(self) -> float:
         settings = self.job.optimizer

@@ -392,7 +392,7 @@ def test_checkpointed_activations():
 def test_lag_adamw_gets_what_was_delivered(name):
     """The same step from the reducer's indexes as from the gradient alone, where zero means not delivered."""
     models = [wrap(net(), name) for _ in range(2)]
-    optimizers = [okrt.LagAdamW(model.parameters(), lr=0.1) for model in models]
+    optimizers = [okrt.LagAdamW(model.parameters(), lr=0.1, balance=0) for model in models]
     for step in range(4):
         for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             optimizer.zero_grad()
@@ -420,3 +420,52 @@ def test_the_wrapped_model_is_dropped():
         gc.collect()
         thread.join(10)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("dense_steps", [0, 2])
+def test_balanced_deliveries_lose_nothing(dense_steps):
+    """Residuals hold weighted gradients: over the weights they are what was not delivered. All ranks weigh alike."""
+    model = wrap(net(), "oktopk", dense_steps=dense_steps)
+    optimizer = okrt.LagAdamW(model.parameters(), lr=0.01, balance=0.5)
+    parameters = [p for p in model.module.parameters() if p.requires_grad]
+    given, got = ({p: torch.zeros(p.shape, dtype=torch.float64) for p in parameters} for _ in range(2))
+    for step in range(8):
+        expected = mean_gradients(model.module, step)
+        optimizer.zero_grad()
+        loss(model, RANK, step).backward()
+        for key, p in model.module.named_parameters():
+            if expected[key] is not None:
+                given[p] += expected[key]
+            if p.grad is not None:
+                got[p] += p.grad
+        optimizer.step()
+        assert_same_on_all_ranks(parameters)
+    (bucket,) = model._buckets
+    assert_same_on_all_ranks([torch.from_numpy(bucket.weights)])
+    assert len(np.unique(bucket.weights)) > 10
+    kept = COMM.allreduce(bucket.reducer.residual.astype(np.float64) / bucket.weights) / SIZE
+    for slot in bucket.slots:
+        got[slot.parameter] += torch.from_numpy(kept[slot.start : slot.stop]).view(slot.view.shape)
+    for p in parameters:
+        torch.testing.assert_close(got[p], given[p], rtol=1e-4, atol=1e-6)
+
+
+def test_balance_lets_small_gradients_through():
+    """Two layers, one with a hundredth of the other's gradient: by magnitude it hardly gets a turn."""
+    turns = {}
+    for balance in (0.0, 1.0):
+        torch.manual_seed(0)
+        small, large = nn.Parameter(torch.zeros(500)), nn.Parameter(torch.zeros(500))
+        module = nn.ParameterList([small, large])
+        model = okrt.DataParallel(module, density=0.02, dense_steps=2)
+        optimizer = okrt.LagAdamW(model.parameters(), lr=0.01, balance=balance, betas=(0.9, 0.99))
+        turns[balance] = 0
+        for step in range(40):
+            noise = torch.randn(2, 500, generator=torch.Generator().manual_seed(100 * step + RANK))
+            optimizer.zero_grad()
+            (0.01 * small @ noise[0] + large @ noise[1]).backward()
+            optimizer.step()
+            turns[balance] += 0 if step < 2 else int(torch.count_nonzero(small.grad))
+        assert_same_on_all_ranks([small, large])
+    assert turns[0.0] < 40
+    assert turns[1.0] > 100
