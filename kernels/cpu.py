@@ -302,11 +302,12 @@ with compile_lock():
             a += here_a <= here_b
             b += here_b <= here_a
 
-    @_compiled(types.void(_f4, _f4, _f4_rows, _i4, _f4_rows, *[types.int64] + 5 * [types.float32]))
+    @_compiled(types.float64(_f4, _f4, _f4_rows, _i4, _f4_rows, *[types.int64] + 5 * [types.float32]))
     def lag_adamw(weight, gradient, moments, index, table, step, lr, bias1, bias2, eps, cap):
         longest = np.float32(table.shape[1] - 1)
         now = np.float32(step)
         rows = moments.reshape(moments.size)
+        v_change = 0.0
         for j in range(index.size):
             # Every element is a cache miss or three: they are asked for ahead, so that they do not add up.
             ahead = np.int64(index[min(j + PREFETCH, index.size - 1)])
@@ -322,4 +323,20 @@ with compile_lock():
             stride = lr * min(lag, cap)
             change = stride * (m / bias1) / (np.sqrt(v / bias2) + eps)
             weight[i] = table[4, column] * weight[i] - change
+            v_change += np.float64(v) - np.float64(moments[i, 1])
             moments[i, 0], moments[i, 1], moments[i, 2] = m, v, now
+        return v_change
+
+    @_compiled(types.void(_f4, _f4, _f4_rows, _i4, types.float32, types.float32))
+    def balance(residual, weights, moments, index, floor, power):
+        rows = moments.reshape(moments.size)
+        for j in range(index.size):
+            ahead = np.int64(index[min(j + PREFETCH, index.size - 1)])
+            _prefetch(rows, 3 * ahead)
+            _prefetch(residual, ahead)
+            _prefetch(weights, ahead)
+            i = index[j]
+            scale = np.float64(np.sqrt(moments[i, 1]) + floor)
+            new = np.float32(scale ** -np.float64(power))
+            residual[i] *= new / weights[i]
+            weights[i] = new

@@ -116,19 +116,30 @@ def clear_common(residual: np.ndarray, index_a: np.ndarray, index_b: np.ndarray)
     residual[np.intersect1d(index_a, index_b)] = 0
 
 
-def lag_adamw(weight, gradient, moments, index, table, step, lr, bias1, bias2, eps, cap) -> None:
-    """One step of lag-aware AdamW on the elements of `index` (distinct); see okrt.engine.lag_adamw.
+def lag_adamw(weight, gradient, moments, index, table, step, lr, bias1, bias2, eps, cap) -> float:
+    """One step of lag-aware AdamW on the elements of `index` (distinct); see okrt.engine.lag_adamw. Returns the sum of
+    the changes of v.
 
     Each row of moments is (m, v, step of the last delivery). Column tau of the table is (b1**tau, 1 - b1**tau,
     b2**tau, 1 - b2**tau, decay**tau); longer lags than it has count as its last one there. All in float32.
     """
-    m, v, last = moments[index].T
+    m, old_v, last = moments[index].T
     lag = np.float32(step) - last
     keep1, new1, keep2, new2, decay = table[:, np.minimum(lag, table.shape[1] - 1).astype(np.int64)]
     mean = gradient[index] / lag
     m = keep1 * m + new1 * mean
-    v = keep2 * v + new2 * (mean * mean)
+    v = keep2 * old_v + new2 * (mean * mean)
     stride = np.float32(lr) * np.minimum(lag, np.float32(cap))
     change = stride * (m / np.float32(bias1)) / (np.sqrt(v / np.float32(bias2)) + np.float32(eps))
     weight[index] = decay * weight[index] - change
     moments[index] = np.stack([m, v, np.full_like(m, step)], axis=1)
+    changes = v.astype(np.float64) - old_v.astype(np.float64)
+    return float(np.cumsum(changes)[-1]) if changes.size else 0.0
+
+
+def balance(residual, weights, moments, index, floor, power) -> None:
+    """weights = (sqrt(v) + floor)**-power at the elements of `index` (distinct), and residual in the new weights."""
+    scale = (np.sqrt(moments[index, 1]) + np.float32(floor)).astype(np.float64)
+    new = (scale ** -np.float64(np.float32(power))).astype(np.float32)
+    residual[index] *= new / weights[index]
+    weights[index] = new

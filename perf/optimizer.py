@@ -51,7 +51,7 @@ def make(model: str, parameters: float) -> tuple[torch.nn.Module, Loss]:
     if model == "16 tensors":
         torch.manual_seed(0)
         return Tensors(parameters), lambda model, step: model()
-    task = build(wide_enough(parameters), seed=0)
+    task = build(wide_enough(parameters, 64), seed=0)
     return task.model, lambda model, step: task.loss(model, np.arange(step, step + 2))
 
 

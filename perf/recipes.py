@@ -20,7 +20,7 @@ ADAMW = ("optimizer.name=adamw",)
 SGD = ("optimizer.name=sgd", "optimizer.weight_decay=1e-4")
 # What each recipe changes in the job; "lr" is its own best one of those tried.
 RECIPES: dict[str, tuple[str, ...]] = {
-    "dense": ("reducer.name=dense", *ADAMW),
+    "dense": ("reducer.name=dense", *ADAMW, "optimizer.betas=[0.9, 0.95]"),
     "lag-aware": (),
     "lag-aware, topka": ("reducer.name=topka",),
     "lag-aware, gtopk": ("reducer.name=gtopk",),

@@ -71,9 +71,9 @@ class Row:
     """of the held-out samples after the last step"""
 
 
-def wide_enough(parameters: float) -> Settings:
+def wide_enough(parameters: float, context: int) -> Settings:
     """The narrowest GPT of six layers with at least this many parameters."""
-    settings = Settings(width=48, layers=6, heads=6, context=64, text_mb=1.0, eval_samples=64)
+    settings = Settings(width=48, layers=6, heads=6, context=context, text_mb=1.0, eval_samples=64)
     while parameter_count(settings) < parameters:
         settings.width += 48
     return settings
@@ -174,7 +174,7 @@ def interface_bytes() -> int:
 def compare(world: Any, given: argparse.Namespace) -> list[Row]:
     """A row for each scheme, alike on all ranks."""
     torch.set_num_threads(1)
-    task = build(wide_enough(1e6 * given.parameters), seed=0)
+    task = build(wide_enough(1e6 * given.parameters, given.context), seed=0)
     parameters = sum(p.numel() for p in task.model.parameters())
     if any(scheme not in OKRT_SCHEMES for scheme in given.schemes):
         join_gloo(world)
@@ -250,7 +250,10 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--lab", help="one host per rank at this rate, such as 1gbit; needs root")
     parser.add_argument("--schemes", type=lambda text: text.split(","), default=list(SCHEMES), help=",".join(SCHEMES))
     parser.add_argument("--parameters", type=float, default=10.0, help="millions, at least (10)")
-    parser.add_argument("--batch", type=int, default=4, help="samples of a rank and step (4)")
+    parser.add_argument("--batch", type=int, default=1, help="samples of a rank and step (1)")
+    parser.add_argument(
+        "--context", type=int, default=16, help="bytes of a sample (16); few, so that a CPU computes as fast as it can"
+    )
     parser.add_argument("--steps", type=int, default=15, help="that are measured (15)")
     parser.add_argument("--warmup", type=int, default=4, help=f"steps before them, more than {POWERSGD_START} (4)")
     parser.add_argument("--density", type=float, default=0.01, help="of oktopk (0.01)")

@@ -85,16 +85,16 @@ class Bucket:
         """Whether there is a residual, so that elements compete."""
         return self.reducer.residual is not None
 
-    def weigh(self, index: np.ndarray, weights: np.ndarray) -> None:
-        """Sets the weights of some elements, alike on all ranks; what is kept back of them stays the same gradient."""
+    def fill_weights(self, part: slice, weight: float) -> None:
+        """One weight for a part; what is kept back of it stays the same gradient."""
         residual = self.reducer.residual
         assert residual is not None
         if self.weights is None:
-            # Until they get weights of their own, all others compete as the mean of these.
-            self.weights = np.full(self.flat.numel(), weights.mean(), np.float32)
-            residual *= self.weights
-        residual[index] *= weights / self.weights[index]
-        self.weights[index] = weights
+            # Until others get weights of their own they compete with this one.
+            self.weights = np.full(self.flat.numel(), weight, np.float32)
+            residual *= np.float32(weight)
+        residual[part] *= np.float32(weight) / self.weights[part]
+        self.weights[part] = weight
 
     @property
     def stats(self) -> StepStats:

@@ -83,39 +83,38 @@ class LagAdamW(torch.optim.Optimizer):
             state["moments"] = torch.zeros(p.numel(), 3)
         index = delivered(p, p_grad)
         weight, gradient, moments = flat(p), flat(p_grad), state["moments"].numpy()
-        old_v = moments[index, 1]
         b1, b2 = group["betas"]
         step = group["step"]
         rest = (table, step, group["lr"], 1 - b1**step, 1 - b2**step, group["eps"], group["lag_cap"])
         if p.dtype == torch.float32 and weight.data_ptr() == p.data_ptr():
-            cpu.lag_adamw(weight.numpy(), gradient.numpy(), moments, index, *rest)
+            v_change = cpu.lag_adamw(weight.numpy(), gradient.numpy(), moments, index, *rest)
         else:
             # 16 bits, or scattered in memory: the delivered ones are gathered, changed, and put back.
             chosen = torch.from_numpy(index.astype(np.int64))
             weight_part, moments_part = weight[chosen].float(), moments[index]
             everything = np.arange(index.size, dtype=np.int32)
-            cpu.lag_adamw(weight_part.numpy(), gradient[chosen].float().numpy(), moments_part, everything, *rest)
+            gradient_part = gradient[chosen].float()
+            v_change = cpu.lag_adamw(weight_part.numpy(), gradient_part.numpy(), moments_part, everything, *rest)
             moments[index] = moments_part
             weight[chosen] = weight_part.to(p.dtype)
             p.copy_(weight.view(p.shape))
         slot = getattr(p, SLOT_ATTRIBUTE, None)
         if group["balance"] and index.size and p.dtype == torch.float32 and slot and slot.bucket.keeps_back:
-            balance(slot, state, index, old_v, moments[index, 1], group["balance"])
+            balance(slot, state, index, v_change, moments, group["balance"])
 
 
 def balance(
-    slot: Any, state: dict[str, Any], index: np.ndarray, old_v: np.ndarray, v: np.ndarray, power: float
+    slot: Any, state: dict[str, Any], index: np.ndarray, v_change: float, moments: np.ndarray, power: float
 ) -> None:
     """Lets the delivered elements of a parameter compete by what their new v makes of them."""
+    bucket, part = slot.bucket, slice(slot.start, slot.stop)
     is_first = "v_sum" not in state
-    state["v_sum"] = state.get("v_sum", 0.0) + float(np.sum(v, dtype=np.float64) - np.sum(old_v, dtype=np.float64))
-    root_mean = max(state["v_sum"] / slot.parameter.numel(), 1e-30) ** 0.5
-    weights = (np.sqrt(v) + np.float32(FLOOR * root_mean)) ** np.float32(-power)
+    state["v_sum"] = state.get("v_sum", 0.0) + v_change
+    floor = FLOOR * max(state["v_sum"] / slot.parameter.numel(), 1e-30) ** 0.5
     if is_first:
         # Whatever has not been delivered yet competes as the mean of what has.
-        everything = np.arange(slot.start, slot.stop)
-        slot.bucket.weigh(everything, np.full(everything.size, weights.mean(), np.float32))
-    slot.bucket.weigh(index + np.int64(slot.start), weights)
+        bucket.fill_weights(part, float(((np.sqrt(moments[index, 1]) + floor) ** -power).mean()))
+    cpu.balance(bucket.reducer.residual[part], bucket.weights[part], moments, index, floor, power)
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

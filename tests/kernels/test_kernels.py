@@ -260,7 +260,7 @@ def assert_same(kernels, oracle, name: str, arguments) -> None:
 def test_every_kernel_is_tested():
     compiled = {n for n, f in vars(cpu).items() if isinstance(f, Dispatcher) and not n.startswith("_")}
     oracles = {n for n, _ in inspect.getmembers(reference, inspect.isfunction)}
-    assert ARGUMENTS.keys() | {"moments", "lag_adamw"} == compiled == oracles - {"magnitude_bits", "widen"}
+    assert ARGUMENTS.keys() | {"moments", "lag_adamw", "balance"} == compiled == oracles - {"magnitude_bits", "widen"}
 
 
 @each_kernel

@@ -33,12 +33,32 @@ def test_cpu_equals_reference(n, share, step, seed):
     for kernels in (cpu, reference):
         weight, gradient, moments, index = case(n, share, step, seed)
         before = weight.copy(), moments.copy()
-        kernels.lag_adamw(weight, gradient, moments, index, table(64), step, *SETTINGS)
+        v_change = kernels.lag_adamw(weight, gradient, moments, index, table(64), step, *SETTINGS)
+        assert v_change == pytest.approx((moments[:, 1].astype(float) - before[1][:, 1]).sum(), abs=1e-9)
         rest = np.setdiff1d(np.arange(n), index)
         assert (weight[rest] == before[0][rest]).all()
         assert (moments[rest] == before[1][rest]).all()
         after.append((weight.tobytes(), moments.tobytes()))
     assert after[0] == after[1]
+
+
+@given(st.integers(0, 300), st.sampled_from([0, 0.5, 1]), st.sampled_from([0.25, 0.5, 1]), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_balance(n, share, power, seed):
+    after = []
+    for kernels in (cpu, reference):
+        weights, residual, moments, index = case(n, share, 5, seed)
+        weights = np.abs(weights) + np.float32(0.1)
+        gradient = residual.astype(np.float64) / weights
+        before = weights.copy()
+        kernels.balance(residual, weights, moments, index, 0.01, power)
+        expected = (np.sqrt(moments[index, 1].astype(np.float64)) + 0.01) ** -power
+        np.testing.assert_allclose(weights[index], expected, rtol=1e-5)
+        np.testing.assert_array_equal(np.delete(weights, index), np.delete(before, index))
+        np.testing.assert_allclose(residual / weights.astype(np.float64), gradient, rtol=1e-5)
+        after.append((weights, residual))
+    for ours, theirs in zip(*after, strict=True):
+        np.testing.assert_array_max_ulp(ours, theirs, 2)  # powers of NumPy and of the compiler differ in the last bit
 
 
 @pytest.mark.parametrize("step", [1, 4, 40, 90])

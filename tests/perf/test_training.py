@@ -23,7 +23,7 @@ def test_schemes_side_by_side(start: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = {row["scheme"]: row for row in json.loads(file.read_text())}
     assert tuple(rows) == training.SCHEMES
-    settings = training.wide_enough(1e5)
+    settings = training.wide_enough(1e5, 64)
     parameters = training.parameter_count(settings)
     task = build(settings, seed=0)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_dense_that_trains_differently_is_an_error() -> None:
 
 
 def test_as_many_parameters_as_asked_for() -> None:
-    settings = training.wide_enough(1e7)
+    settings = training.wide_enough(1e7, 64)
     model = training.Gpt(settings)
     assert sum(p.numel() for p in model.parameters()) == training.parameter_count(settings) >= 1e7
     settings.width -= 48
