@@ -23,7 +23,7 @@ def test_schemes_side_by_side(start: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = {row["scheme"]: row for row in json.loads(file.read_text())}
     assert tuple(rows) == training.SCHEMES
-    settings = training.wide_enough(1e5, 64)
+    settings = training.wide_enough(1e5, 16)
     parameters = training.parameter_count(settings)
     task = build(settings, seed=0)
     with torch.no_grad():
