@@ -2,7 +2,8 @@
 
 python -m okrt.perf.recipes [NAME…] [--job gpt_bytes] [--seeds 0,1,2] [--ranks 4] [--set KEY=VALUE]… [--lab 100mbit]
 
-A run that has been done is not done again; remove its folder under runs/recipes to repeat it.
+A run that has been done is not done again, and one that was cut off goes on; remove its folder under runs/recipes to
+repeat it.
 """
 
 import argparse
@@ -48,7 +49,19 @@ def run(name: str, job: str, seed: int, ranks: int, settings: list[str], lab: st
     folder = RUNS / "".join(c if c.isalnum() or c in ".=-" else "_" for c in label)
     if not (folder / "result.json").exists():
         changes = [f"--set={change}" for change in (*RECIPES[name], *settings, f"seed={seed}")]
-        command = [sys.executable, "-m", "okrt", "train", job, "--ranks", str(ranks), "--out", str(folder), *changes]
+        command = [
+            sys.executable,
+            "-m",
+            "okrt",
+            "train",
+            job,
+            "--ranks",
+            str(ranks),
+            "--out",
+            str(folder),
+            "--resume",
+            *changes,
+        ]
         print(f"{label}…", flush=True)
         subprocess.run([*command, *(["--lab", lab] if lab else [])], check=True, stdout=subprocess.DEVNULL)
     with h5py.File(folder / "run.h5", swmr=True) as file:
