@@ -25,7 +25,10 @@ from okrt.errors import EX_USAGE
 
 JOB = "gpt_bytes"
 # What each run changes in the job.
-RUNS = {"dense": ("reducer.name=dense", "optimizer.name=adamw"), "oktopk": ("reducer.name=oktopk",)}
+RUNS = {
+    "dense": ("reducer.name=dense", "optimizer.name=adamw", "optimizer.betas=[0.9, 0.95]"),
+    "oktopk": ("reducer.name=oktopk",),
+}
 OWN_KEYS = ("steps", "reducer.name", "optimizer.name")
 STEPS = 600
 EVALUATIONS = 20
