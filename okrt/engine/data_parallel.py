@@ -178,7 +178,8 @@ class DataParallel(torch.nn.Module):
         """In the order of buckets, whatever the order of gradients: all ranks must do the same."""
         while self._sent < len(self._buckets):
             bucket = self._buckets[self._sent]
-            if not all(slot.parameter in self._ready for slot in bucket.slots):
+            # The last one first: it is the one that is usually missing, and this is asked for every gradient.
+            if not all(slot.parameter in self._ready for slot in reversed(bucket.slots)):
                 return
             self._courier.give(bucket.reduce)
             self._sent += 1

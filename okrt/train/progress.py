@@ -1,7 +1,5 @@
 """What rank 0 tells: a live line in a terminal, plain lines now and then in a log."""
 
-import time
-
 import numpy as np
 from rich.console import Console
 from rich.live import Live
@@ -21,7 +19,6 @@ class Progress:
         self._recent: list[tuple[float, float]] = []
         self._taken, self._received = 0, 0.0
         self._figures = ""
-        self._since = time.monotonic()
 
     def __enter__(self) -> "Progress":
         if self._speaks and self._console.is_terminal:
