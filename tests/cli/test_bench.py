@@ -3,14 +3,10 @@
 import json
 import os
 import shutil
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from okrt.cli.main import main
 
 needs_lab = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
@@ -111,24 +107,6 @@ def test_in_a_lab(start: Callable, tmp_path: Path) -> None:
     assert all("[c10d] The hostname" in line for line in done.stderr.splitlines())
     check_rows(json.loads(file.read_text()), names, 2, "1gbit")
     assert "lab 1gbit" in done.stdout
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs `okrt` in this process: exit code, stdout, stderr."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*argv: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["okrt", *map(str, argv)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return run
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +9,8 @@ import numpy as np
 import pytest
 
 import okrt
-from okrt.cli.main import main
 from okrt.train.checkpoint import Checkpoints
 from okrt.train.metrics import read_steps
-from tests.conftest import ALONE
 
 SETTINGS = {
     "task.width": 16,
@@ -32,26 +28,6 @@ SETTINGS = {
 SMALL = ["train", "gpt_bytes", *(part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}"))]
 
 Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs `okrt` in this process: exit code, stdout, stderr."""
-    if not ALONE:
-        pytest.skip("a command of its own: run it as a single process")
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*argv: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["okrt", *map(str, argv)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return run
 
 
 def steps_of(run: Path) -> list[str]:
