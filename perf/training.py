@@ -8,11 +8,9 @@ same processes. A step is zero_grad, forward, backward and SGD, and takes as lon
 
 import argparse
 import copy
-import datetime
 import gc
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -33,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import okrt
 from okrt.jobs.gpt_bytes import Gpt, Settings, build
+from okrt.perf.gloo import join_gloo
 from okrt.perf.lab import Lab, LabError
 from okrt.train import Task
 
@@ -82,23 +81,6 @@ def wide_enough(parameters: float, context: int) -> Settings:
 def parameter_count(settings: Settings) -> int:
     with torch.device("meta"):
         return sum(p.numel() for p in Gpt(settings).parameters())
-
-
-def join_gloo(world: Any) -> None:
-    """Makes torch's process group of the MPI ranks; the address of its store goes round over MPI."""
-    address = os.environ.get("MASTER_ADDR")
-    if address is None and world.local_size == world.size:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        address = "127.0.0.1"
-    address = address or socket.gethostbyname(socket.gethostname())
-    limit = datetime.timedelta(seconds=world.timeout_s)
-    store = None
-    if world.rank == 0:
-        store = dist.TCPStore(address, 0, world.size, is_master=True, timeout=limit, wait_for_workers=False)
-    host, port = world.transport.gather_texts(f"{address}:{store.port}" if store else "")[0].split(":")
-    if store is None:
-        store = dist.TCPStore(host, int(port), world.size, is_master=False, timeout=limit)
-    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size, timeout=limit)
 
 
 def wrap(scheme: str, module: torch.nn.Module, row: Row) -> tuple[Any, Callable[[], float]]:
@@ -241,7 +223,7 @@ def start_ranks(ranks: int, lab: str | None) -> int:
         launcher = str(mpiexec) if mpiexec.exists() else "mpiexec"
         return subprocess.run([launcher, "-n", str(ranks), *command], env=os.environ | single).returncode
     with Lab(ranks, lab) as hosts:
-        return hosts.run(command, single | {"MASTER_ADDR": hosts.addresses[0]}).returncode
+        return hosts.run(command, single).returncode
 
 
 def options() -> argparse.ArgumentParser:
@@ -273,7 +255,7 @@ def main() -> int:
     if given.json and not given.json.parent.is_dir():
         parser.error(f"--json {given.json}: there is no folder {given.json.parent}")
     launched = any(name in os.environ for name in LAUNCHER_SIZES)
-    if launched and given.lab and "MASTER_ADDR" not in os.environ:
+    if launched and given.lab and "GLOO_SOCKET_IFNAME" not in os.environ:
         parser.error("--lab starts the ranks itself: leave the launcher out")
     if not launched and (ranks > 1 or given.lab):
         try:
