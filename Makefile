@@ -25,7 +25,7 @@ test: export NUMBA_NUM_THREADS = 1
 test: export OKRT_THREADS = 1
 test: export OKRT_TIMEOUT_S = 60
 test: setup  ## run the tests at 1 rank, then under mpiexec at 2, 3 and 4
-	$(BIN)/python -m pytest --with-mpi tests
+	$(BIN)/python -m pytest --with-mpi -n 2 --dist loadfile --max-worker-restart 0 tests
 	tests/run_mpi.sh $(BIN) 2 3 4
 
 lint: setup  ## ruff, mypy and import-linter

@@ -1,6 +1,7 @@
 """A byte-level GPT on the source text of Python's standard library: real data on every machine."""
 
 import hashlib
+import os
 import sysconfig
 from pathlib import Path
 
@@ -69,9 +70,10 @@ class Gpt(nn.Module):
 def library_text(limit_bytes: int) -> np.ndarray:
     """Source files of the standard library, in an order that mixes its packages but never changes."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [
-        f for f in root.rglob("*.py") if "site-packages" not in f.parts and "test" not in f.relative_to(root).parts
-    ]
+    files = []
+    for folder, inside, names in os.walk(root):
+        inside[:] = [name for name in inside if name not in ("site-packages", "test")]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
     files.sort(key=lambda f: hashlib.sha256(f.relative_to(root).as_posix().encode()).digest())
     pieces, length = [], 0
     for file in files:

@@ -11,6 +11,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from okrt.cli.train import train
 from okrt.perf.demo import Result, main, verdict
 
 SMALL = ["--steps", "6", "--ranks", "2", "--set", "batch=2", "--set", "eval_every=2", "--set", "reducer.dense_steps=2"]
@@ -56,8 +57,7 @@ def check(printed: str, out: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_demo_in_place_of_an_older_run(start: Callable, tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    older = start("okrt", "train", "gpt_bytes", "--out", out / "dense", "--set=steps=1", *SMALL[4:], limit_s=100)
-    assert older.returncode == 0, older.stderr
+    train("gpt_bytes", overrides=["steps=1", *SMALL[5::2]], out=out / "dense")
     (out / "dense" / "notes.txt").write_text("not of a run")
     demo = start("python", "-m", "okrt.perf.demo", "--out", out, *SMALL, limit_s=180)
     assert demo.returncode == 0, demo.stderr
