@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from okrt.jobs.gpt_bytes import Settings, build, library_text
+from okrt.jobs.gpt_bytes import Settings, build
+from okrt.jobs.library import library_text
 from okrt.train import Task
 
 SMALL = Settings(width=16, layers=1, context=32, text_mb=0.1, eval_samples=40)

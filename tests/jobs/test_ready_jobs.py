@@ -12,6 +12,7 @@ from okrt.train.metrics import read_steps
 
 SMALLER = {
     "gpt_bytes": ["task.width=16", "task.layers=1", "task.text_mb=0.05", "task.eval_samples=4"],
+    "lstm_bytes": ["task.width=16", "task.text_mb=0.05", "task.eval_samples=4"],
     "cnn_digits": ["task.channels=4", "task.hidden=8"],
     "vgg16_cifar10": ["task.width=0.03", "task.images_per_file=40"],
     "lstm_an4": ["task.width=16", "task.layers=1", "task.channels=2"],
@@ -33,7 +34,7 @@ def test_job(name, tmp_path, capsys):
     assert np.isfinite(steps["eval_loss"]).tolist() == [False, True, False, True]
     with h5py.File(tmp_path / "run" / "run.h5") as file:
         data = file.attrs["data"]
-    assert data.split(":")[0] == ("real" if name in ("gpt_bytes", "cnn_digits") else "synthetic")
+    assert data.split(":")[0] == ("real" if name in ("gpt_bytes", "lstm_bytes", "cnn_digits") else "synthetic")
     assert data in capsys.readouterr().out.replace("\n", "")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["step"] == 4

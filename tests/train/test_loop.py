@@ -83,6 +83,9 @@ RECIPES = {
     "oktopk": ["reducer.density_schedule=[[4, 0.5], [8, 0.2]]", "reducer.dense_steps=2"],
     "updates": [*SGD, "reducer.apply=updates", "reducer.clip_norm=1.0", "reducer.momentum_masking=true"],
 }
+# Long enough for thresholds and regions to be found anew on both sides of the break.
+LENGTH = ["steps=120", "eval_every=60", "checkpoint.every=60"]
+LONG = {"dense-long": ["reducer.name=dense", *LENGTH], "oktopk-long": LENGTH}
 ACCUMULATION = [*SGD, "reducer.name=dense", "task.dropout=0.0"]
 
 # Four ranks that run all that needs several: starting them takes longer than their steps.
@@ -127,9 +130,9 @@ def copy(source, target, step):
     ALL.barrier()
 
 enter(ALL)
-for name, overrides in RECIPES.items():
+for name, overrides in (RECIPES | LONG).items():
     train(f"{name}-whole", overrides)
-    copy(f"{name}-whole", f"{name}-broken", "step_00000006")
+    copy(f"{name}-whole", f"{name}-broken", "step_00000060" if name in LONG else "step_00000006")
     train(f"{name}-broken", overrides, resume=True)
 train("batch", ["batch=4", *ACCUMULATION])
 train("accumulate", ["accumulate=2", *ACCUMULATION])
@@ -167,7 +170,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     write_job(folder)
     script = folder / "driver.py"
-    script.write_text(f"RECIPES = {RECIPES}\nACCUMULATION = {ACCUMULATION}\n{DRIVER}")
+    script.write_text(f"RECIPES = {RECIPES}\nLONG = {LONG}\nACCUMULATION = {ACCUMULATION}\n{DRIVER}")
     mpiexec = Path(sys.executable).parent / "mpiexec"
     done = subprocess.run(
         [mpiexec, "-n", "4", sys.executable, script, folder], capture_output=True, text=True, timeout=110
@@ -215,9 +218,10 @@ def residuals(of: Saved) -> list[np.ndarray]:
     return [np.concatenate([bucket["reducer"]["residual"] for bucket in own]) for own in buckets]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", RECIPES | LONG)
 def test_exact_resume(runs: Path, recipe: str) -> None:
-    whole, broken = (saved(runs / f"{recipe}-{kind}", 12) for kind in ("whole", "broken"))
+    half, end = (60, 120) if recipe in LONG else (6, 12)
+    whole, broken = (saved(runs / f"{recipe}-{kind}", end) for kind in ("whole", "broken"))
     assert_same(whole.model(), broken.model(), "model")
     assert whole.shared == broken.shared
     own = [whole.own(rank) for rank in range(4)]
@@ -225,10 +229,10 @@ def test_exact_resume(runs: Path, recipe: str) -> None:
         assert_same(own[rank], broken.own(rank), f"rank {rank}")
     # What is compared is worth it: the ranks have their own random numbers and residuals, and have moved on.
     assert len({own[rank]["random"]["torch"].numpy().tobytes() for rank in range(4)}) == 4
-    middle = saved(runs / f"{recipe}-whole", 6)
+    middle = saved(runs / f"{recipe}-whole", half)
     assert not torch.equal(middle.model()["0.weight"], whole.model()["0.weight"])
     assert not torch.equal(middle.own(0)["random"]["torch"], own[0]["random"]["torch"])
-    if recipe != "dense":
+    if not recipe.startswith("dense"):
         assert len({residual.tobytes() for residual in residuals(whole)}) == 4
         assert all(np.count_nonzero(residual) > 100 for residual in residuals(middle))
 
