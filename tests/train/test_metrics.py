@@ -286,7 +286,8 @@ def test_attributes(tmp_path: Path) -> None:
     assert found["mpi_library"] and found["mpi_library"] in MPI.Get_library_version()
     packages = json.loads(found["packages"])
     assert packages["h5py"] == h5py.__version__
-    assert packages["torch"] == torch.__version__.split("+")[0]  # after that it names the build
+    # Some builds name themselves after the version, here, there or in both.
+    assert packages["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert re.fullmatch("[0-9a-f]{40}|", found["git_sha"])
     assert set(found) == set(attributes)
     with xr.open_dataset(tmp_path / "run.h5", engine="h5netcdf") as root:
