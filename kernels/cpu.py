@@ -12,29 +12,88 @@ from numba.extending import intrinsic
 from okrt.kernels.bits import COARSE_BINS, COARSE_SHIFT, MAGNITUDE_MASK
 from okrt.kernels.compile_lock import compile_lock
 
-BLOCK = 2048  # elements; a block of residual, gradient and mask stays in the first-level cache
+BLOCK = 2048  # elements; a block of residual and gradient stays in the first-level cache
 
 PREFETCH = 24  # elements; how far ahead scattered memory is asked for
+
+LANES = 64  # elements that one mask tells about
 
 _WORD = ir.IntType(32)
 
 
+def _vector(element):
+    return ir.VectorType(element, LANES)
+
+
+def _constant(like, value):
+    """The value as a constant of that LLVM type, in every lane if it is a vector."""
+    return ir.Constant(like, [value] * LANES if isinstance(like, ir.VectorType) else value)
+
+
+def _widened(builder, x, kind):
+    """LLVM's float32 of finite gradient elements, one or a vector: float32, or bits of fp16 (uint16) or bf16 (int16)."""
+    if kind == types.float32:
+        return x
+    many = isinstance(x.type, ir.VectorType)
+    word, single = (_vector(_WORD), _vector(ir.FloatType())) if many else (_WORD, ir.FloatType())
+    wide = builder.zext(x, word)
+    if kind == types.int16:
+        return builder.bitcast(builder.shl(wide, _constant(word, 16)), single)
+    # By hand: the conversion of LLVM needs a library call on processors without F16C.
+    sign = builder.shl(builder.and_(wide, _constant(word, 0x8000)), _constant(word, 16))
+    magnitude = builder.shl(builder.and_(wide, _constant(word, 0x7FFF)), _constant(word, 13))
+    scaled = builder.fmul(builder.bitcast(magnitude, single), _constant(single, 2.0**112))
+    return builder.bitcast(builder.or_(builder.bitcast(scaled, word), sign), single)
+
+
+def _load_vector(context, builder, array_type, array, start):
+    """LANES elements of the array from the one at start on, and where they are."""
+    data = context.make_array(array_type)(context, builder, array).data
+    element = context.get_data_type(array_type.dtype)
+    where = builder.bitcast(builder.gep(data, [start]), _vector(element).as_pointer())
+    return builder.load(where, align=array_type.dtype.bitwidth // 8), where
+
+
+def _reaching_mask(builder, x, threshold):
+    """A bit for each lane whose magnitude is at least the threshold."""
+    magnitude = builder.and_(builder.bitcast(x, _vector(_WORD)), _constant(_vector(_WORD), MAGNITUDE_MASK))
+    undefined = ir.Constant(_vector(_WORD), ir.Undefined)
+    first = builder.insert_element(undefined, threshold, ir.Constant(_WORD, 0))
+    everywhere = builder.shuffle_vector(first, undefined, _constant(_vector(_WORD), 0))
+    return builder.bitcast(builder.icmp_signed(">=", magnitude, everywhere), ir.IntType(LANES))
+
+
 @intrinsic
-def _widen(typing_context, x):
-    """float32 of a finite gradient element: float32, or the bits of fp16 (uint16) or of bf16 (int16)."""
+def _mask_of_sum(typing_context, residual, gradient, start, threshold):
+    """Adds LANES elements of the gradient to the residual; a bit for each whose sum reaches the threshold."""
 
     def generate(context, builder, signature, args):
-        if x == types.uint16:
-            # By hand: the conversion of LLVM needs a library call on processors without F16C.
-            word = builder.zext(args[0], _WORD)
-            sign = builder.shl(builder.and_(word, ir.Constant(_WORD, 0x8000)), ir.Constant(_WORD, 16))
-            magnitude = builder.shl(builder.and_(word, ir.Constant(_WORD, 0x7FFF)), ir.Constant(_WORD, 13))
-            scaled = builder.fmul(builder.bitcast(magnitude, ir.FloatType()), ir.Constant(ir.FloatType(), 2.0**112))
-            return builder.bitcast(builder.or_(builder.bitcast(scaled, _WORD), sign), ir.FloatType())
-        if x == types.int16:
-            word = builder.shl(builder.zext(args[0], _WORD), ir.Constant(_WORD, 16))
-            return builder.bitcast(word, ir.FloatType())
-        return args[0]
+        kept, where = _load_vector(context, builder, residual, args[0], args[2])
+        added, _ = _load_vector(context, builder, gradient, args[1], args[2])
+        total = builder.fadd(kept, _widened(builder, added, gradient.dtype))
+        builder.store(total, where, align=4)
+        return _reaching_mask(builder, total, args[3])
+
+    return types.uint64(residual, gradient, types.int64, types.int32), generate
+
+
+@intrinsic
+def _mask(typing_context, values, start, threshold):
+    """A bit for each of LANES elements that reaches the threshold."""
+
+    def generate(context, builder, signature, args):
+        here, _ = _load_vector(context, builder, values, args[0], args[1])
+        return _reaching_mask(builder, here, args[2])
+
+    return types.uint64(values, types.int64, types.int32), generate
+
+
+@intrinsic
+def _widen(typing_context, x):
+    """float32 of a finite gradient element."""
+
+    def generate(context, builder, signature, args):
+        return _widened(builder, args[0], x)
 
     return types.float32(x), generate
 
@@ -129,49 +188,53 @@ with compile_lock():
             residual[i] += _widen(gradient[i])
 
     @njit(inline="always")
-    def _emit(mask_words, block, first_index, found, index_out, value_out):
-        """Writes out the elements of a block whose mask byte is set; eight are passed over at a time."""
-        for w in range((block.size + 7) // 8):
-            word = mask_words[w]
-            while word != 0:
-                j = 8 * w + np.int64(_trailing_zeros(word) >> np.uint64(3))
-                word &= word - np.uint64(1)
+    def _emit(masks, starts, used, values, first_index, found, index_out, value_out):
+        """Writes out the elements of `used` masks: a bit for each of the LANES elements of values from a start on."""
+        for m in range(used):
+            mask = masks[m]
+            while mask != 0:
+                j = starts[m] + np.int64(_trailing_zeros(mask))
+                mask &= mask - np.uint64(1)
                 if found < index_out.size:
                     index_out[found] = first_index + j
-                    value_out[found] = block[j]
+                    value_out[found] = values[j]
                 found += 1
         return found
 
+    # Masks without a bit are passed over by not counting them: a branch would be guessed wrong for most entries.
+
     @_compiled(*(types.int64(_f4, g, types.int32, types.int32, _i4, _f4) for g in _GRADIENTS))
     def accumulate_select(residual, gradient, threshold, first_index, index_out, value_out):
-        mask_words = np.zeros(BLOCK // 8, np.uint64)
-        mask = mask_words.view(np.uint8)
+        masks, starts = np.empty(BLOCK // LANES, np.uint64), np.empty(BLOCK // LANES, np.int64)
         found = 0
-        for start in range(0, residual.size, BLOCK):
-            block = residual[start : start + BLOCK]
-            added = gradient[start : start + BLOCK]
-            if block.size < BLOCK:
-                mask_words[:] = 0
-            for j in range(block.size):
-                total = block[j] + _widen(added[j])
-                block[j] = total
-                mask[j] = _reaches(total, threshold)
-            found = _emit(mask_words, block, first_index + start, found, index_out, value_out)
-        return found
+        whole = residual.size // LANES * LANES
+        for block in range(0, whole, BLOCK):
+            used = 0
+            for start in range(block, min(block + BLOCK, whole), LANES):
+                masks[used], starts[used] = _mask_of_sum(residual, gradient, start, threshold), start
+                used += masks[used] != 0
+            found = _emit(masks, starts, used, residual, first_index, found, index_out, value_out)
+        masks[0], starts[0] = 0, whole
+        for j in range(residual.size - whole):
+            residual[whole + j] += _widen(gradient[whole + j])
+            masks[0] |= np.uint64(_reaches(residual[whole + j], threshold)) << np.uint64(j)
+        return _emit(masks, starts, 1, residual, first_index, found, index_out, value_out)
 
     @_compiled(types.int64(_f4, types.int32, types.int32, _i4, _f4))
     def select(values, threshold, first_index, index_out, value_out):
-        mask_words = np.zeros(BLOCK // 8, np.uint64)
-        mask = mask_words.view(np.uint8)
+        masks, starts = np.empty(BLOCK // LANES, np.uint64), np.empty(BLOCK // LANES, np.int64)
         found = 0
-        for start in range(0, values.size, BLOCK):
-            block = values[start : start + BLOCK]
-            if block.size < BLOCK:
-                mask_words[:] = 0
-            for j in range(block.size):
-                mask[j] = _reaches(block[j], threshold)
-            found = _emit(mask_words, block, first_index + start, found, index_out, value_out)
-        return found
+        whole = values.size // LANES * LANES
+        for block in range(0, whole, BLOCK):
+            used = 0
+            for start in range(block, min(block + BLOCK, whole), LANES):
+                masks[used], starts[used] = _mask(values, start, threshold), start
+                used += masks[used] != 0
+            found = _emit(masks, starts, used, values, first_index, found, index_out, value_out)
+        masks[0], starts[0] = 0, whole
+        for j in range(values.size - whole):
+            masks[0] |= np.uint64(_reaches(values[whole + j], threshold)) << np.uint64(j)
+        return _emit(masks, starts, 1, values, first_index, found, index_out, value_out)
 
     @_compiled(types.int64(_f4, types.int32, types.int64, _i4, _f4))
     def select_top(values, threshold, ties, index_out, value_out):

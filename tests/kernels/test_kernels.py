@@ -79,7 +79,8 @@ def cases(draw, sizes):
     return case
 
 
-large = cases(st.sampled_from([0, 1, 7, 8, 9, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 5]))
+EDGES = [cpu.LANES - 1, cpu.LANES, cpu.LANES + 1, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + cpu.LANES]
+large = cases(st.sampled_from([0, 1, 9, *EDGES, 2 * BLOCK, 3 * BLOCK + 5]))
 small = cases(st.integers(0, 40))
 
 
