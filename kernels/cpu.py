@@ -31,7 +31,7 @@ def _constant(like, value):
 
 
 def _widened(builder, x, kind):
-    """float32 of finite gradient elements, one or a vector of them: float32, bits of fp16 (uint16) or of bf16 (int16)."""
+    """float32 of finite gradient elements, one or many: float32, or the bits of fp16 (uint16) or of bf16 (int16)."""
     if kind == types.float32:
         return x
     many = isinstance(x.type, ir.VectorType)

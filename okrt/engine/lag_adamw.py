@@ -7,9 +7,11 @@ spike, whose size its normalization throws away. Here, for each delivered coordi
     m = b1**tau * m + (1 - b1**tau) * g          as if g had come on each of the tau steps
     v = b2**tau * v + (1 - b2**tau) * g * g
     w = (1 - lr * weight_decay)**tau * w
-    w -= lr * min(tau, lag_cap) * (m / (1 - b1**t)) / (sqrt(v / (1 - b2**t)) + eps)
+    w -= min(lr * tau, base_lr * lag_cap) * (m / (1 - b1**t)) / (sqrt(v / (1 - b2**t)) + eps)
 
-All other coordinates rest, moments included, so that a step costs O(k).
+All other coordinates rest, moments included, so that a step costs O(k). What is limited is how far a weight leaps: to
+lag_cap steps at base_lr, the learning rate that the optimizer was made with. As a schedule lowers lr, longer lags count
+in full.
 
 Which coordinates a sparse reducer delivers is decided by magnitude; but what a delivery brings is measured by Adam in
 units of sqrt(v). With `balance` q they compete by |accumulated gradient| / v**(q/2) instead: layers and coordinates of
@@ -60,6 +62,9 @@ class LagAdamW(torch.optim.Optimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "lag_cap": lag_cap}
         super().__init__(params, defaults | {"balance": balance, "step": 0})
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group({"base_lr": param_group.get("lr", self.defaults["lr"])} | param_group)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         loss = None
@@ -85,7 +90,9 @@ class LagAdamW(torch.optim.Optimizer):
         weight, gradient, moments = flat(p), flat(p_grad), state["moments"].numpy()
         b1, b2 = group["betas"]
         step = group["step"]
-        rest = (table, step, group["lr"], 1 - b1**step, 1 - b2**step, group["eps"], group["lag_cap"])
+        lr = group["lr"]
+        most = group["base_lr"] * group["lag_cap"] / lr if lr else np.inf
+        rest = (table, step, lr, 1 - b1**step, 1 - b2**step, group["eps"], max(1.0, most))
         if p.dtype == torch.float32 and weight.data_ptr() == p.data_ptr():
             v_change = cpu.lag_adamw(weight.numpy(), gradient.numpy(), moments, index, *rest)
         else:

@@ -47,7 +47,7 @@ class OptimizerTable(Table):
     """of adamw and lag_adamw"""
     weight_decay: float = Field(0.1, ge=0)
     lag_cap: float = Field(30, ge=1)
-    """of lag_adamw: a coordinate moves at most as far as in this many steps"""
+    """of lag_adamw: a coordinate moves at most as far as in this many steps at lr"""
     balance: float = Field(0.5, ge=0, le=1)
     """of lag_adamw: coordinates compete for delivery by gradient / v**(balance/2)"""
     warmup_steps: int = Field(0, ge=0)

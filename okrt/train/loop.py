@@ -29,7 +29,7 @@ from okrt.world import World
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 EVAL_BATCH = 64
-HYPERPARAMETERS = ("balance", "betas", "lag_cap", "momentum", "weight_decay")
+HYPERPARAMETERS = ("balance", "base_lr", "betas", "lag_cap", "momentum", "weight_decay")
 
 
 @dataclass

@@ -77,6 +77,19 @@ def test_a_late_delivery_is_the_mean_over_the_lag(dtype):
     assert float(p.detach()[1]) == 0.25  # never delivered: it rests
 
 
+@pytest.mark.parametrize("lr", [0.1, 0.06, 0.05, 0.02, 0.0])
+def test_a_leap_is_limited_to_steps_at_the_first_learning_rate(lr):
+    """To 30 steps at 0.1: of the same gradient in each of 60 steps, so that m / sqrt(v) is 1."""
+    p = nn.Parameter(torch.tensor([1.0]))
+    optimizer = okrt.LagAdamW([p], lr=0.1, betas=(0.9, 0.95), weight_decay=0.0, lag_cap=30)
+    steps(optimizer, [p], [[torch.tensor([0.5])]])
+    before = float(p.detach())
+    optimizer.param_groups[0]["lr"] = lr
+    steps(optimizer, [p], [[torch.tensor([0.5 * 60 if step == 59 else 0.0])] for step in range(60)])
+    expected = min(60 * lr, 30 * 0.1)
+    assert before - float(p.detach()) == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
 def test_lags_beyond_the_table_count_as_its_last(monkeypatch):
     monkeypatch.setattr(lag_adamw, "LONGEST_LAG", 4)
     p = nn.Parameter(torch.tensor([1.0]))
