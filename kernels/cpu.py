@@ -400,6 +400,7 @@ with compile_lock():
             _prefetch(weights, ahead)
             i = index[j]
             scale = np.float64(np.sqrt(moments[i, 1]) + floor)
-            new = np.float32(scale ** -np.float64(power))
+            # The usual power takes a tenth of the time of any other.
+            new = np.float32(1 / np.sqrt(scale) if power == 0.5 else scale ** -np.float64(power))
             residual[i] *= new / weights[i]
             weights[i] = new

@@ -1,6 +1,6 @@
 """Several threads over one array: each takes a contiguous part, so results do not depend on how many there are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -29,6 +29,19 @@ class Lanes:
             return [part(lane, where) for lane, where in enumerate(parts)]
         others = [self._pool.submit(part, lane, where) for lane, where in enumerate(parts[1:], 1)]
         return [part(0, parts[0])] + [other.result() for other in others]
+
+    def each(self, work: Callable[[T], None], items: Iterable[T]) -> None:
+        """work(item) for every item, each on one thread."""
+        rest = iter(list(items))  # threads may share the iterator of a list
+
+        def take() -> None:
+            for item in rest:
+                work(item)
+
+        others = [self._pool.submit(take) for _ in range(self.threads - 1)] if self._pool else []
+        take()
+        for other in others:
+            other.result()
 
     def all_finite(self, gradient: np.ndarray) -> bool:
         return all(self.map(lambda _, at: cpu.all_finite(gradient[at]), gradient.size))

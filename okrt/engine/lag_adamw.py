@@ -18,6 +18,7 @@ units of sqrt(v). With `balance` q they compete by |accumulated gradient| / v**(
 small gradients are not left waiting behind those of large ones.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -27,6 +28,8 @@ import torch
 from okrt.engine.buckets import SLOT_ATTRIBUTE
 from okrt.errors import UsageError
 from okrt.kernels import cpu
+from okrt.kernels.lanes import Lanes
+from okrt.world import init
 
 NEEDED = "lr, eps, weight_decay >= 0, betas in [0, 1), lag_cap >= 1, balance in [0, 1]"
 FLOOR = 0.1  # of a tensor's root mean v: coordinates with less compete as if they had this
@@ -74,18 +77,18 @@ class LagAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             group["step"] += 1
             table = decay_table(group)
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._step_parameter(p, p.grad, group, table)
+            changing = [p for p in group["params"] if p.grad is not None]
+            for p in changing:
+                if not self.state[p]:
+                    # Side by side, so that a coordinate costs one cache miss: m, v, and the step of the last delivery.
+                    self.state[p]["moments"] = torch.zeros(p.numel(), 3)
+            lanes().each(functools.partial(self._step_parameter, group, table), changing)
         return loss
 
-    def _step_parameter(
-        self, p: torch.nn.Parameter, p_grad: torch.Tensor, group: dict[str, Any], table: np.ndarray
-    ) -> None:
-        state = self.state[p]
-        if not state:
-            # Side by side, so that a coordinate costs one cache miss: m, v, and the step of the last delivery.
-            state["moments"] = torch.zeros(p.numel(), 3)
+    @torch.no_grad()
+    def _step_parameter(self, group: dict[str, Any], table: np.ndarray, p: torch.nn.Parameter) -> None:
+        state, p_grad = self.state[p], p.grad
+        assert p_grad is not None
         index = delivered(p, p_grad)
         weight, gradient, moments = flat(p), flat(p_grad), state["moments"].numpy()
         b1, b2 = group["betas"]
@@ -108,6 +111,12 @@ class LagAdamW(torch.optim.Optimizer):
         slot = getattr(p, SLOT_ATTRIBUTE, None)
         if group["balance"] and index.size and p.dtype == torch.float32 and slot and slot.bucket.keeps_back:
             balance(slot, state, index, v_change, moments, group["balance"])
+
+
+@functools.cache
+def lanes() -> Lanes:
+    """The threads of this rank; a parameter is the work of one, so that sums do not depend on their number."""
+    return Lanes(init().threads)
 
 
 def balance(

@@ -1,6 +1,7 @@
 """Lag-aware AdamW: torch's AdamW when all is delivered on every step, the formula of its module otherwise."""
 
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from torch import nn
 import okrt
 from okrt.engine import lag_adamw
 from okrt.errors import UsageError
+from okrt.kernels.lanes import Lanes
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float32)
 SETTINGS = {"lr": 0.05, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
 
@@ -158,3 +161,20 @@ def test_only_delivered_coordinates_are_touched():
 def test_wrong_settings(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
         okrt.LagAdamW([nn.Parameter(torch.ones(1))], **wrong)
+
+
+def test_threads_change_nothing(monkeypatch):
+    shapes = [(50, 40), (7,), (300,), (1,)]
+    results = []
+    for threads in (1, 3):
+        monkeypatch.setattr(lag_adamw, "lanes", functools.partial(Lanes, threads))
+        parameters = [nn.Parameter(g.to(d)) for g, d in zip(gradients(9, shapes), DTYPES, strict=True)]
+        optimizer = okrt.LagAdamW(parameters, **SETTINGS)
+        steps(
+            optimizer,
+            parameters,
+            [[g.to(d) for g, d in zip(gradients(step, shapes), DTYPES, strict=True)] for step in range(5)],
+        )
+        results.append(parameters)
+    for p, q in zip(*results, strict=True):
+        assert torch.equal(p, q)
