@@ -17,8 +17,8 @@ import numpy as np
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RUNS = Path("runs/recipes")
-ADAMW = ("optimizer.name=adamw",)
-SGD = ("optimizer.name=sgd", "optimizer.weight_decay=1e-4")
+ADAMW = ("optimizer.name=adamw", "reducer.complete=false")
+SGD = ("optimizer.name=sgd", "optimizer.weight_decay=1e-4", "reducer.complete=false")
 # What each recipe changes in the job; "lr" is its own best one of those tried.
 RECIPES: dict[str, tuple[str, ...]] = {
     "dense": ("reducer.name=dense", *ADAMW, "optimizer.betas=[0.9, 0.95]"),
@@ -27,6 +27,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "lag-aware, gtopk": ("reducer.name=gtopk",),
     "lag-aware 0.5 %": ("reducer.density=0.005",),
     "lag-aware 2 %": ("reducer.density=0.02",),
+    "lag-aware, not complete": ("reducer.complete=false",),
     "lag-aware by magnitude": ("optimizer.balance=0",),
     "lag-aware, no dense steps": ("reducer.dense_steps=0",),
     "plain gradients": (*ADAMW, "reducer.dense_steps=0"),

@@ -3,6 +3,9 @@
 Entries go to the owner of their region, which sums them (split and reduce); the sums above a global threshold go to
 every rank (balance and allgatherv). Both thresholds are steered to find a little more than k, and what is above k is
 cut; both phases have a budget, and what a cut leaves out stays in the residual.
+
+With `complete` only the indexes of those sums are gathered; then each rank adds what it holds of them, and what the
+values come to is summed and spread as a dense array: 5k(P-1)/P words when all is even, within the same bound.
 """
 
 from typing import Any
@@ -49,6 +52,8 @@ class OkTopk(SparseReducer):
     def _exchange(self, selection: Selection, n: int) -> Delivered:
         size, k = self.transport.size, self._stats.k
         self._limit_words = 6 * k * (size - 1) // size + 8 * size + 64
+        if self.complete:
+            self._limit_words -= 2 * (k * (size - 1) // size + size)  # for the values
         if 2 * k * (size - 1) <= 4 * k * (size - 1) // size + 4 * size + 32:
             # Two ranks, or a tiny k: sending everything to all is as cheap, takes one round, and is exact.
             index, total = self._gathered_sum(selection)
@@ -60,7 +65,7 @@ class OkTopk(SparseReducer):
         with self.transport.ledger.phase("gather"):
             own = slice(int(blocks[self.transport.rank]))
             index, total = self._balance_and_allgatherv(index[own], total[own], blocks)
-        return Delivered(index, total, selection.index)
+        return Delivered(index, total, selection.index, is_share=self.complete)
 
     def _split_and_reduce(self, selection: Selection, n: int) -> tuple[Selection, np.ndarray, np.ndarray]:
         """What was sent of the selection, and the sums of this rank's region."""
@@ -117,7 +122,7 @@ class OkTopk(SparseReducer):
         size, k = self.transport.size, self._stats.k
         count_type = self._count_type()
         word = np.dtype(count_type).itemsize // 4
-        spare = (self._spare_words() - 4 * k * (size - 1) // size - 16 * size) // 2
+        spare = (self._spare_words() - (2 + self._gather_words) * k * (size - 1) // size - 16 * size) // 2
         for bins, rounds in PARTITION_SEARCHES:
             if bins * rounds * log2_ceil(size) * word <= min(spare, SEARCH_SHARE * k + 4 * size + 32):
                 break
@@ -142,13 +147,23 @@ class OkTopk(SparseReducer):
         """For numbers of entries of all ranks together."""
         return np.int32 if self._stats.k * self.transport.size < 2**31 else np.int64
 
+    @property
+    def _gather_words(self) -> int:
+        """Of an entry, when the sums are gathered."""
+        return 1 if self.complete else 2
+
+    @property
+    def _balance_above(self) -> int:
+        """Times the mean; never with `complete`: moving an entry would cost more than evenness brings."""
+        return self.transport.size if self.complete else BALANCE_ABOVE
+
     def _spare_words(self) -> int:
         return self._limit_words - self.transport.ledger.words_received
 
     def _split_cap(self) -> int:
         """Entries a rank may receive in the split: twice what it does when all is even, and what control leaves."""
         size, k = self.transport.size, self._stats.k
-        gathering = 2 * k * (size - 1) // size
+        gathering = self._gather_words * k * (size - 1) // size
         return (self._spare_words() - gathering - 4 * (size - 1)) // 2
 
     def _cut_to_quota(
@@ -174,13 +189,13 @@ class OkTopk(SparseReducer):
     def _cut_to_global_top(self, index: np.ndarray, total: np.ndarray) -> np.ndarray:
         """Moves the sums to deliver to the front; returns how many each rank has."""
         size, k = self.transport.size, self._stats.k
-        even = 2 * k * (size - 1) // size
+        even = self._gather_words * k * (size - 1) // size
 
         def spare_words() -> int:
             return min(int(self._room_words().min()) - even - 8 * size, int(SEARCH_SHARE * k) + 4 * size + 32)
 
         candidates = self._threshold.candidates(total, k, spare_words)
-        blocks = fitting_blocks(candidates, k, self._room_words() // 2, BALANCE_ABOVE)
+        blocks = fitting_blocks(candidates, k, self._room_words() // self._gather_words, self._balance_above)
         cpu.keep_top(index, total, int(blocks[self.transport.rank]))
         # What a rank receives grows with the entries of its region and falls with the sums that are its own.
         received = (size - 1) * self._region_counts - size * blocks
@@ -195,19 +210,23 @@ class OkTopk(SparseReducer):
     def _balance_and_allgatherv(
         self, index: np.ndarray, total: np.ndarray, blocks: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The entries of all ranks, in index order."""
+        """The entries of all ranks, in index order; with `complete` the totals are this rank's only."""
         count = int(blocks.sum())
-        if needs_balance(blocks, BALANCE_ABOVE):
+        if needs_balance(blocks, self._balance_above):
             index, total, blocks = self._balance(index, total, blocks)
-        message = self._codec.encode(index, total, self._outgoing(2 * index.size))
-        gathered = self._incoming(2 * count)
-        self.transport.allgatherv(message, 2 * blocks, gathered)
+        words = self._gather_words
+        message = index if self.complete else self._codec.encode(index, total, self._outgoing(2 * index.size))
+        gathered = self._incoming(words * count)
+        self.transport.allgatherv(message, words * blocks, gathered)
         all_index, all_total = self._result[0](count), self._result[1](count).view(np.float32)
-        at, ends = 0, 2 * np.cumsum(blocks)
+        at, ends = 0, words * np.cumsum(blocks)
         for owner in self._partition.owners:
             part = slice(at, at + int(blocks[owner]))
-            message = gathered[ends[owner] - 2 * blocks[owner] : ends[owner]]
-            all_index[part], all_total[part] = self._codec.decode(message)
+            message = gathered[ends[owner] - words * blocks[owner] : ends[owner]]
+            if self.complete:
+                all_index[part], all_total[part] = message, total if owner == self.transport.rank else 0
+            else:
+                all_index[part], all_total[part] = self._codec.decode(message)
             at = part.stop
         return all_index, all_total
 

@@ -28,6 +28,8 @@ class Delivered:
     total: np.ndarray
     sent_index: np.ndarray
     put_back: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    is_share: bool = False
+    """the total is only this rank's share of it: those of all ranks are still to be summed"""
 
 
 def zeroing(target: np.ndarray, stride: int = 1 << 16) -> Iterator[None]:
@@ -38,7 +40,11 @@ def zeroing(target: np.ndarray, stride: int = 1 << 16) -> Iterator[None]:
 
 
 class SparseReducer(Reducer):
-    """Sends a selection of residual + gradient and keeps the rest: what a subclass adds is the exchange."""
+    """Sends a selection of residual + gradient and keeps the rest: what a subclass adds is the exchange.
+
+    What is delivered of an index is the sum over the ranks that selected it. With `complete` the other ranks add what
+    they hold of it, for 2k(P-1)/P more words: no rank keeps a part that belongs to the time before a delivery.
+    """
 
     default_selector = "exact"
 
@@ -49,6 +55,7 @@ class SparseReducer(Reducer):
         selector: str | None = None,
         codec: str = "coo",
         dense_steps: int = 0,
+        complete: bool = False,
         nan: str = "raise",
         transport: Transport | None = None,
     ) -> None:
@@ -56,7 +63,10 @@ class SparseReducer(Reducer):
             raise UsageError(f"density is {density}: it must be above 0 and at most 1")
         if not (isinstance(dense_steps, int) and dense_steps >= 0):
             raise UsageError(f"dense_steps is {dense_steps}: it must be a whole number of at least 0")
+        if not isinstance(complete, bool):
+            raise UsageError(f"complete is {complete!r}: it must be True or False")
         self.density = float(density)
+        self.complete = complete
         self.dense_steps = dense_steps
         self.selector = check_choice("selector", self.default_selector if selector is None else selector, SELECTORS)
         self.codec = check_choice("codec", codec, CODECS)
@@ -76,7 +86,7 @@ class SparseReducer(Reducer):
 
     def _plan(self) -> dict[str, Any]:
         own = {"density": self.density, "selector": self.selector, "codec": self.codec}
-        return super()._plan() | own | {"dense_steps": self.dense_steps}
+        return super()._plan() | own | {"dense_steps": self.dense_steps, "complete": self.complete}
 
     def _k(self, n: int) -> int:
         """k = max(1, ceil(density * n)), safe from the rounding of the product."""
@@ -144,9 +154,21 @@ class SparseReducer(Reducer):
             self._residual.clear_delivered(delivered.sent_index, delivered.index)
             for lost_index, lost_total in delivered.put_back:
                 self._residual.keep(lost_index, lost_total)
-            mean, mine, error = self._rounded_mean(delivered.total, source)
+            total = self._completed(delivered, residual) if self.complete else delivered.total
+            mean, mine, error = self._rounded_mean(total, source)
             self._residual.keep(delivered.index[mine], error)
         return delivered.index, mean
+
+    def _completed(self, delivered: Delivered, residual: np.ndarray) -> np.ndarray:
+        """The totals and all that any rank holds of their indexes, which no rank keeps."""
+        if self.transport.size == 1:
+            return delivered.total
+        share = residual[delivered.index]
+        residual[delivered.index] = 0
+        if delivered.is_share or self.transport.rank == 0:
+            share += delivered.total
+        self._dense_sum(share, lambda part: part)
+        return share
 
     def _cap(self, k: int) -> int:
         """The most entries a selection may have."""

@@ -26,7 +26,7 @@ UNUSED_BY_OPTIMIZER: dict[str, tuple[str, ...]] = {
     "adamw": ("momentum", "lag_cap", "balance"),
     "lag_adamw": ("momentum",),
 }
-UNUSED_BY_DENSE = ("density", "density_schedule", "dense_steps", "selector", "codec")
+UNUSED_BY_DENSE = ("density", "density_schedule", "dense_steps", "complete", "selector", "codec")
 JOBS = Path(__file__).parent.parent / "jobs"
 HEADING = re.compile(r"\[\[?([^\[\],]+)\]\]?\s*(#.*)?")
 
@@ -64,6 +64,8 @@ class ReducerTable(Table):
     """pairs of a step and the density before it, steps rising; after the last one `density` holds"""
     dense_steps: int = Field(0, ge=0)
     """exact reduction in the first steps"""
+    complete: bool = False
+    """what is delivered of a coordinate is all that any rank holds of it"""
     selector: Literal[tuple(SELECTORS)] | None = None  # type: ignore[valid-type]
     codec: Literal[tuple(CODECS)] = "coo"  # type: ignore[valid-type]
     nan: Literal["raise", "skip"] = "raise"

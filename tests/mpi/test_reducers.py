@@ -269,6 +269,7 @@ PLANS = {
     "selector": ("reuse", "exact", {}, {"selector": "exact"}, None),
     "nan": ("raise", "skip", {}, {"nan": "skip"}, None),
     "dense_steps": ("0", "3", {}, {"dense_steps": 3}, None),
+    "complete": ("False", "True", {}, {"complete": True}, None),
 }
 
 

@@ -266,7 +266,9 @@ def test_unknown_option(name):
     assert ("density" in str(caught.value)) == (name != "dense")
 
 
-@pytest.mark.parametrize("option", [{"density": 0.1}, {"selector": "exact"}, {"codec": "coo"}, {"dense_steps": 3}])
+@pytest.mark.parametrize(
+    "option", [{"density": 0.1}, {"selector": "exact"}, {"codec": "coo"}, {"dense_steps": 3}, {"complete": True}]
+)
 def test_options_without_effect_on_dense(option):
     (name,) = option
     with pytest.warns(UserWarning, match=f"{name}=.* has no effect on dense"):

@@ -174,7 +174,7 @@ def test_ready_jobs_are_valid(path: Path) -> None:
     ("overrides", "unused"),
     [
         ([], []),
-        (["reducer.name=dense"], ["reducer.density", "reducer.dense_steps"]),
+        (["reducer.name=dense"], ["reducer.density", "reducer.dense_steps", "reducer.complete"]),
         (["optimizer.name=sgd"], ["optimizer.betas"]),
         (["optimizer.momentum=0.5", "optimizer.schedule=constant"], ["optimizer.momentum"]),
         (["reducer.apply=updates", "reducer.bucket_mb=3"], ["reducer.bucket_mb"]),
