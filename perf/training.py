@@ -9,12 +9,13 @@ same processes. A step is zero_grad, forward, backward and SGD, and takes as lon
 import argparse
 import copy
 import gc
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -161,10 +162,9 @@ def compare(world: Any, given: argparse.Namespace) -> list[Row]:
     if any(scheme not in OKRT_SCHEMES for scheme in given.schemes):
         join_gloo(world)
     rows = []
-    for scheme in given.schemes:
+    for scheme, bucket_mb in cases(given.schemes, given.bucket_mb):
         if world.rank == 0:
             print(f"{scheme}…", file=sys.stderr, flush=True)
-        bucket_mb = given.bucket_mb if scheme in OKRT_SCHEMES else None
         density = given.density if scheme == "oktopk" else None
         row = Row(scheme, world.size, parameters, given.batch, given.steps, given.lab, bucket_mb, density)
         measure(row, world, task, given.warmup)
@@ -179,11 +179,21 @@ def compare(world: Any, given: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def cases(schemes: Sequence[str], sizes: Sequence[float]) -> list[tuple[str, float | None]]:
+    """Each scheme with its own choice of buckets, those of okrt then with each of these sizes."""
+    return [
+        (scheme, bucket_mb) for scheme in schemes for bucket_mb in (None, *(sizes if scheme in OKRT_SCHEMES else ()))
+    ]
+
+
 def check_dense(rows: list[Row]) -> None:
     """An error unless dense has trained as DDP did."""
-    loss: dict[str, Any] = {row.scheme: row.loss for row in rows}
-    if {"ddp", "dense"} <= loss.keys() and not np.isclose(loss["dense"], loss["ddp"], rtol=SAME_LOSS, atol=0):
-        raise RuntimeError(f"the loss of dense is {loss['dense']}, of ddp {loss['ddp']}: they do not train alike")
+    losses: dict[str, list[Any]] = {
+        scheme: [row.loss for row in rows if row.scheme == scheme] for scheme in ("ddp", "dense")
+    }
+    for ddp, dense in itertools.product(losses["ddp"], losses["dense"]):
+        if not np.isclose(dense, ddp, rtol=SAME_LOSS, atol=0):
+            raise RuntimeError(f"the loss of dense is {dense}, of ddp {ddp}: they do not train alike")
 
 
 def print_table(rows: list[Row]) -> None:
@@ -191,7 +201,7 @@ def print_table(rows: list[Row]) -> None:
     where = f"lab {first.lab}" if first.lab else "no lab"
     title = f"{first.parameters / 1e6:.1f}M parameters, {first.ranks} ranks, batch {first.batch} each, {where}"
     table = Table(title=title, box=box.SIMPLE)
-    for heading in ("scheme", "ms a step", "samples/s", "× ddp", "MB", "wire MB", "hidden", "loss"):
+    for heading in ("scheme", "bucket MB", "ms a step", "samples/s", "× ddp", "MB", "wire MB", "hidden", "loss"):
         table.add_column(heading, justify="left" if heading == "scheme" else "right", no_wrap=True)
 
     def show(value: float | None, form: str, unit: float = 1) -> str:
@@ -200,7 +210,8 @@ def print_table(rows: list[Row]) -> None:
     for row in rows:
         speed = (show(row.median_ms, ".1f"), show(row.samples_per_s, ".1f"), show(row.times_ddp, ".2f"))
         received = (show(row.bytes_received, ".2f", 1e6), show(row.wire_bytes, ".2f", 1e6))
-        table.add_row(row.scheme, *speed, *received, show(row.hidden, ".0%"), show(row.loss, ".6f"))
+        bucket, hidden, loss = show(row.bucket_mb, "g"), show(row.hidden, ".0%"), show(row.loss, ".6f")
+        table.add_row(row.scheme, bucket, *speed, *received, hidden, loss)
     console = Console(width=100)
     console.print(table)
     for row in rows:
@@ -209,7 +220,8 @@ def print_table(rows: list[Row]) -> None:
     console.print(
         f"Medians of {first.steps} steps of the slowest rank. × ddp: times as fast. MB: received in a step, counted by "
         "okrt, for DDP what a ring takes; wire MB: what eth0 received, headers included (lab only). "
-        "hidden: share of communication behind backward. ddp-powersgd has rank 4, error feedback, and one bucket."
+        "hidden: share of communication behind backward. bucket MB: where it is not the scheme's own choice. "
+        "ddp-powersgd has rank 4, error feedback, and one bucket."
     )
 
 
@@ -239,7 +251,13 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=15, help="that are measured (15)")
     parser.add_argument("--warmup", type=int, default=4, help=f"steps before them, more than {POWERSGD_START} (4)")
     parser.add_argument("--density", type=float, default=0.01, help="of oktopk (0.01)")
-    parser.add_argument("--bucket-mb", type=float, help="of dense and oktopk; DDP keeps its 25 (okrt's own choice)")
+    parser.add_argument(
+        "--bucket-mb",
+        type=float,
+        nargs="+",
+        default=[],
+        help="sizes to try for dense and oktopk beside their own choice",
+    )
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     return parser
 

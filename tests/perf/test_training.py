@@ -57,6 +57,16 @@ def test_dense_that_trains_differently_is_an_error() -> None:
             training.check_dense([ddp, dense])
 
 
+def test_sizes_of_buckets_are_tried_where_okrt_makes_them() -> None:
+    assert training.cases(["ddp", "oktopk"], [5, 10]) == [
+        ("ddp", None),
+        ("oktopk", None),
+        ("oktopk", 5),
+        ("oktopk", 10),
+    ]
+    assert training.cases(["dense"], []) == [("dense", None)]
+
+
 def test_as_many_parameters_as_asked_for() -> None:
     settings = training.wide_enough(1e7, 64)
     model = training.Gpt(settings)
