@@ -3,7 +3,7 @@
 python -m okrt.perf.recipes [NAME…] [--job gpt_bytes] [--seeds 0,1,2] [--ranks 4] [--set KEY=VALUE]… [--lab 100mbit]
 
 A run that has been done is not done again, and one that was cut off goes on; remove its folder under runs/recipes to
-repeat it.
+repeat it. Ends with a table of all runs of the job so far; --table shows it without any new run.
 """
 
 import argparse
@@ -11,9 +11,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RUNS = Path("runs/recipes")
@@ -44,7 +48,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 
 
-def run(name: str, job: str, seed: int, ranks: int, settings: list[str], lab: str | None) -> dict[str, object]:
+def run(name: str, job: str, seed: int, ranks: int, settings: list[str], lab: str | None) -> dict[str, Any]:
     """One run's row."""
     label = " ".join([job, name, *settings, *([lab] if lab else []), f"seed {seed}"])
     folder = RUNS / "".join(c if c.isalnum() or c in ".=-" else "_" for c in label)
@@ -86,6 +90,46 @@ def run(name: str, job: str, seed: int, ranks: int, settings: list[str], lab: st
     }
 
 
+def seconds_to(loss: float, row: dict[str, Any]) -> float | None:
+    """When the held-out loss of a run was first seen this low; None if never."""
+    return next((seconds for _, seconds, seen in row["curve"] if seen <= loss), None)
+
+
+def summary(rows: list[dict[str, Any]]) -> Table:
+    """A line for each recipe: its runs without a lab, or in one, with their means; times are of a lab only."""
+    shown = Table(box=box.SIMPLE_HEAD)
+    for heading in ("recipe", "lab", "seeds", "loss", "mean", "above dense", "MB", "fewer", "s", "s to dense's loss"):
+        shown.add_column(heading, justify="left" if heading == "recipe" else "right", overflow="fold")
+    groups: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((", ".join([row["recipe"], *row["settings"]]), row["lab"]), []).append(row)
+    for (name, lab), runs in groups.items():
+        runs = sorted(runs, key=lambda row: row["seed"])
+        dense = {row["seed"]: row for row in groups.get(("dense", lab), [])}
+        losses = [row["figures"]["loss"] for row in runs]
+        megabytes = np.mean([row["megabytes_received"] for row in runs])
+        cells = ["", "", ""]
+        if all(row["seed"] in dense for row in runs):
+            same = [dense[row["seed"]] for row in runs]
+            cells[0] = f"{100 * (sum(losses) / sum(row['figures']['loss'] for row in same) - 1):+.1f} %"
+            cells[1] = f"{np.mean([row['megabytes_received'] for row in same]) / megabytes:.1f} ×"
+            times = [seconds_to(other["figures"]["loss"], row) for other, row in zip(same, runs, strict=True)]
+            cells[2] = ", ".join("never" if time is None else f"{time:.0f}" for time in times) if lab else ""
+        shown.add_row(
+            name,
+            lab or "",
+            ", ".join(str(row["seed"]) for row in runs),
+            ", ".join(f"{loss:.4f}" for loss in losses),
+            f"{np.mean(losses):.4f}",
+            cells[0],
+            f"{megabytes:.1f}",
+            cells[1],
+            f"{np.mean([row['seconds'] for row in runs]):.0f}" if lab else "",
+            cells[2],
+        )
+    return shown
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of: {', '.join(RECIPES)} (all if none is given)")
@@ -94,16 +138,20 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--set", dest="settings", action="append", default=[])
     parser.add_argument("--lab")
+    parser.add_argument("--table", action="store_true", help="only show what there is")
     given = parser.parse_args()
+    if unknown := [name for name in given.names if name not in RECIPES]:
+        parser.error(f"unknown recipe {', '.join(unknown)}: choose from {', '.join(RECIPES)}")
     file = RESULTS / "recipes.json"
     rows = json.loads(file.read_text()) if file.exists() else []
-    for name in given.names or RECIPES:
+    for name in () if given.table else given.names or RECIPES:
         for seed in map(int, given.seeds.split(",")):
             row = run(name, given.job, seed, given.ranks, given.settings, given.lab)
             same = ("recipe", "job", "seed", "ranks", "settings", "lab")
             rows = [other for other in rows if any(other[key] != row[key] for key in same)] + [row]
             file.write_text(json.dumps(rows, indent=1) + "\n")
             print(f"{name}, seed {seed}: {row['figures']}, {row['megabytes_received']:.1f} MB", flush=True)
+    Console(width=150).print(summary([row for row in rows if row["job"] == given.job]))
 
 
 if __name__ == "__main__":
