@@ -1,4 +1,5 @@
 PYTHON ?= python3
+EXTRAS ?= mpich,dev
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.okrt-ready
@@ -13,7 +14,7 @@ setup: $(READY)  ## make .venv with everything for CPU work, an MPI included
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -c constraints.txt -e '.[mpich,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
 demo: setup  ## train a small GPT with dense and with oktopk: a table, and a picture in runs/demo/ (some 4 minutes)
@@ -24,6 +25,8 @@ test: export OMP_NUM_THREADS = 1
 test: export NUMBA_NUM_THREADS = 1
 test: export OKRT_THREADS = 1
 test: export OKRT_TIMEOUT_S = 60
+# The CUDA kernels are tested where there is no GPU.
+test: export NUMBA_ENABLE_CUDASIM = 1
 test: setup  ## run the tests at 1 rank, then under mpiexec at 2, 3 and 4
 	$(BIN)/python -m pytest --with-mpi -n 2 --dist loadfile --max-worker-restart 0 tests
 	tests/run_mpi.sh $(BIN) 2 3 4

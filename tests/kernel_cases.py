@@ -1,0 +1,160 @@
+"""What any kernel may be called with, and how two forms of it are compared bit for bit."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from okrt.kernels import reference
+from okrt.kernels.bits import MAGNITUDE_MASK, narrow
+
+GUARD = 9  # elements; odd, so that kernels also start where no vector register is aligned
+
+# Of each gradient type: the dtype of its words, its mantissa bits, the bits of infinity.
+TYPES = {
+    np.float32: (np.uint32, 23, 0x7F800000),
+    np.uint16: (np.uint16, 10, 0x7C00),
+    np.int16: (np.uint16, 7, 0x7F80),
+}
+each_type = pytest.mark.parametrize("dtype", TYPES, ids=["fp32", "fp16", "bf16"])
+
+# Magnitudes as bits, from (generator, size, mantissa bits, bits of infinity).
+MAGNITUDES = {
+    "zero": lambda rng, n, mantissa, infinity: np.zeros(n, np.int64),
+    "equal": lambda rng, n, mantissa, infinity: np.full(n, rng.integers(1, infinity)),
+    "ties": lambda rng, n, mantissa, infinity: rng.choice([0, 1, infinity // 2, infinity // 2 + 1], n),
+    "subnormal": lambda rng, n, mantissa, infinity: rng.integers(0, 1 << mantissa, n),
+    "huge": lambda rng, n, mantissa, infinity: rng.integers(infinity - 3, infinity, n),
+    "any": lambda rng, n, mantissa, infinity: rng.integers(0, infinity, n),
+}
+FLOATS = {
+    "normal": lambda rng, n: rng.standard_normal(n),
+    "heavy": lambda rng, n: rng.standard_cauchy(n) ** 3,
+}
+
+
+def sample(rng, kind: str, size: int, dtype) -> np.ndarray:
+    """A finite gradient of a type, with random signs (of zeros too)."""
+    word, mantissa, infinity = TYPES[dtype]
+    if kind in FLOATS:
+        return narrow(FLOATS[kind](rng, size).astype(np.float32), np.dtype(dtype))
+    sign = rng.integers(0, 2, size) << (8 * np.dtype(dtype).itemsize - 1)
+    return (MAGNITUDES[kind](rng, size, mantissa, infinity) | sign).astype(word).view(dtype)
+
+
+@st.composite
+def cases(draw, sizes):
+    """What any kernel may be called with; the fields are put together in ARGUMENTS."""
+    case = SimpleNamespace(size=draw(sizes))
+    kinds = st.sampled_from([*MAGNITUDES, *FLOATS])
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    case.residual = sample(rng, draw(kinds), case.size, np.float32)
+    case.other = sample(rng, draw(kinds), case.size, np.float32)
+    gradient_kind = draw(kinds)
+    case.gradients = [sample(rng, gradient_kind, case.size, dtype) for dtype in TYPES]
+    case.pick = draw(st.integers(0, 2**16))
+    case.level = draw(st.sampled_from(["data", "data", "one", "above"]))
+    case.nudge = draw(st.sampled_from([-1, 0, 0, 1]))
+    case.capacity = draw(st.sampled_from([0, 1, case.size // 2, case.size, case.size + 5]))
+    last = 2**31 - 1 - max(0, case.size - 1)
+    case.first_index = draw(st.sampled_from([0, 3, 2**24 + 1, last]))
+    case.k = draw(st.sampled_from([0, 1, case.size // 3, max(0, case.size - 1), case.size, case.size + 2]))
+    case.shift = draw(st.sampled_from([0, 1, 7, 12, 19, 30]))
+    case.low_bins = draw(st.sampled_from([None, 0, 3]))
+    case.bins = draw(st.sampled_from([0, 1, 7, 128, 4096]))
+    in_a = rng.random(case.size) < draw(st.sampled_from([0, 0.1, 0.5, 1]))
+    in_b = rng.random(case.size) < draw(st.sampled_from([0, 0.1, 0.5, 1]))
+    relation = draw(st.sampled_from(["free", "free", "equal", "disjoint", "after"]))
+    in_b = {"free": in_b, "equal": in_a, "disjoint": in_b & ~in_a, "after": in_b & ~in_a}[relation]
+    if relation == "after":
+        in_a[case.size // 2 :], in_b[: case.size // 2] = False, False
+    case.a, case.b = (np.flatnonzero(chosen).astype(np.int32) for chosen in (in_a, in_b))
+    return case
+
+
+def picked(case, values: np.ndarray) -> int:
+    """The magnitude of some element."""
+    return int(values[case.pick % values.size].view(np.uint32)) & MAGNITUDE_MASK if values.size else 0
+
+
+def threshold(case, values: np.ndarray) -> int:
+    levels = {"data": max(1, picked(case, values) + case.nudge), "one": 1, "above": 0x7FFFFFFF}
+    return levels[case.level]
+
+
+def outputs(size: int):
+    return np.full(size, -7, np.int32), np.full(size, -7, np.float32)
+
+
+def histogram_table(case, values: np.ndarray):
+    below = 0 if case.low_bins is None else max(0, picked(case, values) - (case.low_bins << case.shift))
+    return below, case.shift, np.arange(case.bins)
+
+
+def accumulated(case, gradient: np.ndarray) -> np.ndarray:
+    total = case.residual.copy()
+    with np.errstate(over="ignore"):
+        reference.accumulate(total, gradient)
+    return total
+
+
+def kth_arguments(case, gradient):
+    assume(case.size > 0)
+    return case.residual, min(max(case.k, 1), case.size)
+
+
+ARGUMENTS = {
+    "all_finite": lambda c, g: (g,),
+    "accumulate": lambda c, g: (c.residual, g),
+    "accumulate_select": lambda c, g: (
+        *(c.residual, g, threshold(c, accumulated(c, g)), c.first_index),
+        *outputs(c.capacity),
+    ),
+    "select": lambda c, g: (c.residual, threshold(c, c.residual), c.first_index, *outputs(c.capacity)),
+    "select_top": lambda c, g: (c.residual, threshold(c, c.residual), c.k, *outputs(c.size)),
+    "count": lambda c, g: (c.residual, threshold(c, c.residual)),
+    "histogram": lambda c, g: (c.residual, *histogram_table(c, c.residual)),
+    "accumulate_histogram": lambda c, g: (c.residual, g, *histogram_table(c, accumulated(c, g))),
+    "kth_magnitude": kth_arguments,
+    "keep_reaching": lambda c, g: (
+        *(np.arange(c.size, dtype=np.int32) + c.first_index, c.residual),
+        *(threshold(c, c.residual), c.k),
+    ),
+    "keep_top": lambda c, g: (np.arange(c.size, dtype=np.int32) + c.first_index, c.residual, c.k),
+    "scatter_add": lambda c, g: (c.residual, c.a, c.other[: c.a.size]),
+    "merge_add": lambda c, g: (
+        *(c.a + c.first_index, c.residual[: c.a.size], c.b + c.first_index, c.other[: c.b.size]),
+        *outputs(np.union1d(c.a, c.b).size),
+    ),
+    "clear_common": lambda c, g: (c.residual, c.a, c.b),
+}
+each_kernel = pytest.mark.parametrize("name", ARGUMENTS)
+
+
+def guarded(array: np.ndarray) -> np.ndarray:
+    """A copy with bytes of 0xFF (NaN in every float) before and after: a read or write past an end shows."""
+    held = np.full((array.size + 2 * GUARD) * array.itemsize, 0xFF, np.uint8).view(array.dtype)
+    held[GUARD : GUARD + array.size] = array
+    return held
+
+
+def run(kernels, name: str, arguments):
+    """What a kernel returns, and the bits of all its arrays and their guards afterwards."""
+    held = [guarded(a) if isinstance(a, np.ndarray) else a for a in arguments]
+    with np.errstate(over="ignore"):
+        result = getattr(kernels, name)(*(a[GUARD:-GUARD] if isinstance(a, np.ndarray) else a for a in held))
+    arrays = [a.view(f"u{a.itemsize}") for a in held if isinstance(a, np.ndarray)]
+    if name.startswith("keep_"):  # what is left behind the pairs kept is not specified
+        for array in arrays:
+            array[GUARD + result : -GUARD] = 0
+    return result, arrays
+
+
+def assert_same(kernels, oracle, name: str, arguments) -> None:
+    result, arrays = run(kernels, name, arguments)
+    expected, expected_arrays = run(oracle, name, arguments)
+    assert result == expected
+    for array, expected_array in zip(arrays, expected_arrays, strict=True):
+        np.testing.assert_array_equal(array, expected_array)

@@ -1,0 +1,78 @@
+"""Every CUDA kernel is bit for bit the CPU kernel, in the simulator."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from okrt.kernels import cpu
+from tests.kernel_cases import ARGUMENTS, TYPES, assert_same, cases, each_type, sample
+
+pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'okrt[cuda12]'")
+if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
+    pytest.skip("set NUMBA_ENABLE_CUDASIM=1, as make test does", allow_module_level=True)
+
+from okrt.kernels import cuda
+
+GRID = cuda.BLOCKS_PER_MULTIPROCESSOR * cuda.THREADS  # elements, past which a thread takes more than one
+SIZES = sorted(
+    {0, 1, *(edge + more for edge in (cuda.THREADS, cuda.TILE, GRID) for more in (-1, 0, 1)), 3 * cuda.TILE + 5}
+)
+some = cases(st.sampled_from(SIZES))
+few = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+by_gradient = [name for name in ARGUMENTS if name == "all_finite" or name.startswith("accumulate")]
+
+
+@pytest.fixture(scope="module")
+def device():
+    return cuda.Device()
+
+
+def test_every_kernel_has_its_cuda_form():
+    assert {name for name in vars(cuda.Device) if not name.startswith("_")} == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", [name for name in ARGUMENTS if name not in by_gradient])
+@given(case=some)
+@few
+def test_simulated_kernels_equal_those_of_the_cpu(device, name, case):
+    assert_same(device, cpu, name, ARGUMENTS[name](case, case.gradients[0]))
+
+
+@pytest.mark.parametrize("name", by_gradient)
+@given(case=some, place=st.integers(0, len(TYPES) - 1))
+@few
+def test_simulated_kernels_of_gradients_equal_those_of_the_cpu(device, name, case, place):
+    assert_same(device, cpu, name, ARGUMENTS[name](case, case.gradients[place]))
+
+
+@pytest.mark.parametrize("kind", ["ties", "heavy"])
+def test_kth_magnitude_and_keep_top_over_several_tiles(device, kind):
+    values = sample(np.random.default_rng(5), kind, 2 * cuda.TILE + 3, np.float32)
+    arguments = (np.arange(values.size, dtype=np.int32), values, values.size // 2)
+    assert_same(device, cpu, "keep_top", arguments)
+    assert_same(device, cpu, "kth_magnitude", arguments[1:])
+
+
+@each_type
+def test_one_bad_element_is_found(device, dtype):
+    word, _, infinity = TYPES[dtype]
+    words = np.full(GRID + 5, infinity - 1, word)
+    assert device.all_finite(words.view(dtype))
+    for place in (0, cuda.THREADS, GRID - 1, GRID + 4):
+        for bad in (infinity, infinity + 1):
+            words[place] = bad
+            assert not device.all_finite(words.view(dtype))
+        words[place] = infinity - 1
+
+
+def test_working_memory_is_made_once(device):
+    values = np.ones(3 * cuda.TILE, np.float32)
+    index_out, value_out = np.empty(values.size, np.int32), np.empty_like(values)
+    device.select(values, 1, 0, index_out, value_out)
+    before = device._state
+    device.select(values[: cuda.TILE], 1, 0, index_out, value_out)
+    device.select(values, 1, 0, index_out, value_out)
+    assert device._state is before

@@ -1,0 +1,24 @@
+"""The CUDA kernels compile for every architecture without a GPU, and keep what they work with in registers."""
+
+import pytest
+
+from okrt.perf import registers
+
+pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'okrt[cuda12]'")
+
+BLOCK_THREADS = 256
+REGISTERS = 65536  # of a multiprocessor, from sm_60 to sm_90
+SHARED_BYTES = 65536  # of one of P100, the smallest
+BLOCKS = 3  # that a multiprocessor should hold at the least
+
+
+@pytest.mark.parametrize("architecture", registers.ARCHITECTURES)
+def test_no_kernel_spills(architecture):
+    rows = registers.compiled(architecture)
+    assert {"select", "keep", "histogram", "merge_add", "accumulate_select bfloat16"} <= rows.keys()
+    for name, row in rows.items():
+        assert (row["stack_bytes"], row["spill_store_bytes"], row["spill_load_bytes"]) == (0, 0, 0), (name, row)
+        assert 0 < row["registers"] * BLOCK_THREADS * BLOCKS <= REGISTERS, (name, row)
+        assert row["shared_bytes"] * BLOCKS <= SHARED_BYTES, (name, row)
+    table = registers.table({architecture: rows})
+    assert table.row_count == len(rows)
