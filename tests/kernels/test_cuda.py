@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numba import cuda as numba_cuda
+from numba import types
 
 from okrt.kernels import cpu
 from tests.kernel_cases import ARGUMENTS, TYPES, assert_same, cases, each_type, sample
@@ -66,6 +68,22 @@ def test_one_bad_element_is_found(device, dtype):
             words[place] = bad
             assert not device.all_finite(words.view(dtype))
         words[place] = infinity - 1
+
+
+@numba_cuda.jit
+def ask(state, own, before):
+    base = numba_cuda.shared.array(1, types.int64)
+    tile = cuda._tile_number(state)
+    before[0], before[1] = tile, cuda._before_tile(state, tile, own, base)
+
+
+def test_a_tile_looks_back_past_tiles_that_know_only_their_own():
+    """On a GPU tiles run side by side; in the simulator one after the other, so this is set up by hand."""
+    up_to_here, own = 4 * 1000 + cuda.UP_TO_HERE, [4 * count + cuda.OWN for count in (20, 3)]
+    state, before = np.array([4, 7, up_to_here, *own, 0, 0], np.int64), np.zeros(2, np.int64)
+    ask[1, cuda.THREADS](state, np.int64(500), before)
+    assert before.tolist() == [4, 1023]
+    assert state.tolist() == [5, 7, up_to_here, *own, 4 * 1523 + cuda.UP_TO_HERE, 0]
 
 
 def test_working_memory_is_made_once(device):
