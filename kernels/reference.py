@@ -121,7 +121,7 @@ def lag_adamw(weight, gradient, moments, index, table, step, lr, bias1, bias2, e
     the changes of v.
 
     Each row of moments is (m, v, step of the last delivery). Column tau of the table is (b1**tau, 1 - b1**tau,
-    b2**tau, 1 - b2**tau, decay**tau); longer lags than it has count as its last one there. All in float32.
+    b2**tau, (1 - b2**tau) * tau**noise, decay**tau); longer lags than it has count as its last one there. In float32.
     """
     m, old_v, last = moments[index].T
     lag = np.float32(step) - last

@@ -5,13 +5,18 @@ spike, whose size its normalization throws away. Here, for each delivered coordi
 
     g = u / tau                                  the mean gradient of a step over the lag
     m = b1**tau * m + (1 - b1**tau) * g          as if g had come on each of the tau steps
-    v = b2**tau * v + (1 - b2**tau) * g * g
+    v = b2**tau * v + (1 - b2**tau) * g * g * tau**noise
     w = (1 - lr * weight_decay)**tau * w
     w -= min(lr * tau, base_lr * lag_cap) * (m / (1 - b1**t)) / (sqrt(v / (1 - b2**t)) + eps)
 
 All other coordinates rest, moments included, so that a step costs O(k). What is limited is how far a weight leaps: to
 lag_cap steps at base_lr, the learning rate that the optimizer was made with. As a schedule lowers lr, longer lags count
 in full.
+
+The gradients of a lag may be a steady signal or mostly noise, whose sum grows only as the root of the lag. With noise 0
+they count as the former: v is that of their mean, and a weight leaps by about lr * tau whatever the sum. With noise 1 v
+stays that of a single step, as in dense training, a weight leaps by about lr * sqrt(tau), and dense training's
+learning rate is right here too; lag_cap is then best left out of play (1000).
 
 Which coordinates a sparse reducer delivers is decided by magnitude; but what a delivery brings is measured by Adam in
 units of sqrt(v). With `balance` q they compete by |accumulated gradient| / v**(q/2) instead: layers and coordinates of
@@ -31,7 +36,7 @@ from okrt.kernels import cpu
 from okrt.kernels.lanes import Lanes
 from okrt.world import init
 
-NEEDED = "lr, eps, weight_decay >= 0, betas in [0, 1), lag_cap >= 1, balance in [0, 1]"
+NEEDED = "lr, eps, weight_decay >= 0, betas in [0, 1), lag_cap >= 1, balance and noise in [0, 1]"
 FLOOR = 0.1  # of a tensor's root mean v: coordinates with less compete as if they had this
 LONGEST_LAG = 4095  # steps; the decay of moments and weights over longer ones is that of this one
 
@@ -51,6 +56,7 @@ class LagAdamW(torch.optim.Optimizer):
         weight_decay: float = 0.01,
         lag_cap: float = 30,
         balance: float = 0.5,
+        noise: float = 0.0,
     ) -> None:
         for name, value, right in (
             ("lr", lr, lr >= 0),
@@ -59,11 +65,12 @@ class LagAdamW(torch.optim.Optimizer):
             ("weight_decay", weight_decay, weight_decay >= 0),
             ("lag_cap", lag_cap, lag_cap >= 1),
             ("balance", balance, 0 <= balance <= 1),
+            ("noise", noise, 0 <= noise <= 1),
         ):
             if not right:
                 raise UsageError(f"{name} is {value}: needed are {NEEDED}")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "lag_cap": lag_cap}
-        super().__init__(params, defaults | {"balance": balance, "step": 0})
+        super().__init__(params, defaults | {"balance": balance, "noise": noise, "step": 0})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group({"base_lr": param_group.get("lr", self.defaults["lr"])} | param_group)
@@ -147,8 +154,9 @@ def delivered(p: torch.nn.Parameter, gradient: torch.Tensor) -> np.ndarray:
 
 
 def decay_table(group: dict[str, Any]) -> np.ndarray:
-    """What is left over after each lag of the two moments and the weights, and for the moments what is new."""
+    """What each lag leaves of the two moments and the weights, and what a mean gradient adds to the moments."""
     lags = np.arange(1 + min(group["step"], LONGEST_LAG))
     (b1, b2), decay = group["betas"], 1 - group["lr"] * group["weight_decay"]
     left1, left2 = b1**lags, b2**lags
-    return np.stack([left1, 1 - left1, left2, 1 - left2, decay**lags]).astype(np.float32)
+    new2 = (1 - left2) * lags ** group["noise"]
+    return np.stack([left1, 1 - left1, left2, new2, decay**lags]).astype(np.float32)

@@ -22,8 +22,8 @@ else:
     import tomli as tomllib
 
 UNUSED_BY_OPTIMIZER: dict[str, tuple[str, ...]] = {
-    "sgd": ("betas", "lag_cap", "balance"),
-    "adamw": ("momentum", "lag_cap", "balance"),
+    "sgd": ("betas", "lag_cap", "balance", "noise"),
+    "adamw": ("momentum", "lag_cap", "balance", "noise"),
     "lag_adamw": ("momentum",),
 }
 UNUSED_BY_DENSE = ("density", "density_schedule", "dense_steps", "complete", "selector", "codec")
@@ -50,6 +50,8 @@ class OptimizerTable(Table):
     """of lag_adamw: a coordinate moves at most as far as in this many steps at lr"""
     balance: float = Field(0.5, ge=0, le=1)
     """of lag_adamw: coordinates compete for delivery by gradient / v**(balance/2)"""
+    noise: float = Field(0, ge=0, le=1)
+    """of lag_adamw: whether the gradients of a lag count as a steady signal (0) or as noise (1)"""
     warmup_steps: int = Field(0, ge=0)
     """the learning rate rises to lr over these"""
     schedule: Literal["constant", "cosine"] = "cosine"

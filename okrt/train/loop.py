@@ -29,7 +29,7 @@ from okrt.world import World
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 EVAL_BATCH = 64
-HYPERPARAMETERS = ("balance", "base_lr", "betas", "lag_cap", "momentum", "weight_decay")
+HYPERPARAMETERS = ("balance", "base_lr", "betas", "lag_cap", "momentum", "noise", "weight_decay")
 
 
 @dataclass
@@ -104,7 +104,8 @@ class Trainer:
             return torch.optim.SGD(parameters, momentum=settings.momentum, **common)
         if settings.name == "adamw":
             return torch.optim.AdamW(parameters, betas=settings.betas, **common)
-        return LagAdamW(parameters, betas=settings.betas, lag_cap=settings.lag_cap, balance=settings.balance, **common)
+        own = {name: getattr(settings, name) for name in ("betas", "lag_cap", "balance", "noise")}
+        return LagAdamW(parameters, **own, **common)
 
     def lr(self) -> float:
         settings = self.job.optimizer

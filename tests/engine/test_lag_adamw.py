@@ -29,15 +29,16 @@ def steps(optimizer, parameters, per_step) -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize("noise", [0, 1])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_equals_adamw_when_all_is_delivered(memory_format):
+def test_equals_adamw_when_all_is_delivered(memory_format, noise):
     shapes = [(3, 2, 4, 4), (7,)]
     ours = [
         nn.Parameter(g.contiguous(memory_format=memory_format) if g.ndim == 4 else g) for g in gradients(99, shapes)
     ]
     theirs = copy.deepcopy(ours)
     per_step = [gradients(step, shapes) for step in range(30)]
-    steps(okrt.LagAdamW(ours, **SETTINGS), ours, per_step)
+    steps(okrt.LagAdamW(ours, noise=noise, **SETTINGS), ours, per_step)
     steps(torch.optim.AdamW(theirs, **SETTINGS), theirs, per_step)
     for p, q in zip(ours, theirs, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
@@ -58,11 +59,12 @@ def test_learning_rate_schedulers_and_groups():
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("noise", [0, 0.5, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_late_delivery_is_the_mean_over_the_lag(dtype):
+def test_a_late_delivery_is_the_mean_over_the_lag(dtype, noise):
     """One coordinate, delivered at steps 1, 5 and 50, in float64 by the formula."""
     p = nn.Parameter(torch.tensor([0.5, 0.25], dtype=dtype))
-    optimizer = okrt.LagAdamW([p], lag_cap=30, **SETTINGS)
+    optimizer = okrt.LagAdamW([p], lag_cap=30, noise=noise, **SETTINGS)
     (b1, b2), lr, decay = SETTINGS["betas"], SETTINGS["lr"], SETTINGS["weight_decay"]
     delivered = {1: 0.8, 5: -1.5, 50: 4.0}
     w, m, v, last = float(p.detach()[0]), 0.0, 0.0, 0
@@ -72,7 +74,7 @@ def test_a_late_delivery_is_the_mean_over_the_lag(dtype):
         if step in delivered:
             lag, last = step - last, step
             g = float(p.grad[0]) / lag
-            m, v = b1**lag * m + (1 - b1**lag) * g, b2**lag * v + (1 - b2**lag) * g * g
+            m, v = b1**lag * m + (1 - b1**lag) * g, b2**lag * v + (1 - b2**lag) * g * g * lag**noise
             w *= (1 - lr * decay) ** lag
             w -= lr * min(lag, 30) * (m / (1 - b1**step)) / ((v / (1 - b2**step)) ** 0.5 + 1e-8)
     tolerance = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
@@ -91,6 +93,21 @@ def test_a_leap_is_limited_to_steps_at_the_first_learning_rate(lr):
     steps(optimizer, [p], [[torch.tensor([0.5 * 60 if step == 59 else 0.0])] for step in range(60)])
     expected = min(60 * lr, 30 * 0.1)
     assert before - float(p.detach()) == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
+def test_noise_counts_as_in_dense_training():
+    """400 random signs, delivered one by one and as their sum: the same v and the same way gone, on average."""
+    signs = torch.from_numpy(np.random.default_rng(0).choice([-1.0, 1.0], (400, 500))).float()
+    gone, moments = [], []
+    for late in (False, True):
+        p = nn.Parameter(torch.zeros(500))
+        optimizer = okrt.LagAdamW([p], lr=0.1, betas=(0.9, 0.999), weight_decay=0.0, lag_cap=1000, noise=1)
+        nothing = torch.zeros(500)
+        steps(optimizer, [p], [[nothing]] * 399 + [[signs.sum(0)]] if late else [[row] for row in signs])
+        gone.append(float(p.detach().square().mean().sqrt()))
+        moments.append(float(optimizer.state[p]["moments"][:, 1].mean()))
+    assert gone[1] == pytest.approx(gone[0], rel=0.1)
+    assert moments[1] == pytest.approx(moments[0], rel=0.1)
 
 
 def test_lags_beyond_the_table_count_as_its_last(monkeypatch):
@@ -156,7 +173,7 @@ def test_only_delivered_coordinates_are_touched():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"lr": -1}, {"betas": (0.9, 1.0)}, {"eps": -1e-8}, {"weight_decay": -1}, {"lag_cap": 0.5}]
+    "wrong", [{"lr": -1}, {"betas": (0.9, 1.0)}, {"eps": -1e-8}, {"weight_decay": -1}, {"lag_cap": 0.5}, {"noise": 1.5}]
 )
 def test_wrong_settings(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
