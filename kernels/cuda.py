@@ -4,451 +4,19 @@
 results to the last bit. Launches go to one stream and nothing waits for them, but for the functions that return a
 number that the host needs. Working memory is made once and grows when it must.
 
-A kernel that joins: write it below with `cuda.jit` and integer or order-preserving arithmetic, so that results do not
-depend on the order of threads; launch it from a method of Device that is named as in `reference`; add its arguments to
-SIGNATURES, from which the tests compile it for every architecture, and a case to the tests of the simulator.
+A kernel that joins: write it in `cuda_code` with `cuda.jit` and integer or order-preserving arithmetic, so that results
+do not depend on the order of threads, and add its arguments to SIGNATURES, from which the tests compile it for every
+architecture; launch it here, from a method of Device that is named as in `reference`. The tests of the simulator ask
+for its case then.
 """
 
 from typing import Any
 
 import numpy as np
-from numba import cuda, types
-from numba.core import config
+from numba import cuda
 
-from okrt.kernels.bits import COARSE_BINS, COARSE_SHIFT, MAGNITUDE_MASK
-
-# 256 threads of 8 elements: the tile of any kernel leaves room in the registers and the shared memory of a
-# multiprocessor, from P100 to H100, for three blocks or more. In the simulator each is a thread of Python: few of them.
-THREADS = 32 if config.ENABLE_CUDASIM else 256
-ITEMS = 8
-TILE = THREADS * ITEMS
-BLOCKS_PER_MULTIPROCESSOR = 8
-# A tile tells the tiles behind it: how many it has itself, or how many there are up to its end.
-OWN, UP_TO_HERE = 1, 2
-ALL_TIES = 2**31 - 1
-PAIR_MASK = 2**62 - 1
-PLACE_BITS = 5  # shared memory has 32 banks: a word of padding for each keeps the threads of a warp apart
-
-STAGED = TILE + (TILE >> PLACE_BITS)
-
-_f4, _i4, _i8 = types.float32[::1], types.int32[::1], types.int64[::1]
-_GRADIENTS = {"float32": types.float32[::1], "float16": types.uint16[::1], "bfloat16": types.int16[::1]}
-
-if config.ENABLE_CUDASIM:
-
-    @cuda.jit(device=True)
-    def _bits_of(x):
-        return np.float32(x).view(np.int32)
-
-    @cuda.jit(device=True)
-    def _float_of(bits):
-        return np.int32(bits).view(np.float32)
-
-else:
-
-    @cuda.jit(device=True)
-    def _bits_of(x):
-        return cuda.libdevice.float_as_int(x)
-
-    @cuda.jit(device=True)
-    def _float_of(bits):
-        return cuda.libdevice.int_as_float(bits)
-
-
-@cuda.jit(device=True)
-def _magnitude(x):
-    return _bits_of(x) & np.int32(MAGNITUDE_MASK)
-
-
-@cuda.jit(device=True)
-def _widen_float32(x):
-    return x
-
-
-@cuda.jit(device=True)
-def _widen_float16(x):
-    wide = np.int32(x)
-    # Half of float32's exponent bias is missing in fp16: a power of two makes up for it, subnormal numbers included.
-    scaled = _float_of((wide & np.int32(0x7FFF)) << np.int32(13)) * np.float32(2.0**112)
-    return -scaled if wide & np.int32(0x8000) else scaled
-
-
-@cuda.jit(device=True)
-def _widen_bfloat16(x):
-    # Only the lower half of the sign-extended word is left after the shift.
-    return _float_of(np.int32(x) << np.int32(16))
-
-
-_WIDEN = {"float32": _widen_float32, "float16": _widen_float16, "bfloat16": _widen_bfloat16}
-
-
-@cuda.jit(device=True)
-def _finite_float32(x):
-    return _magnitude(x) < np.int32(0x7F800000)
-
-
-@cuda.jit(device=True)
-def _finite_float16(x):
-    return np.int32(x) & np.int32(0x7C00) != np.int32(0x7C00)
-
-
-@cuda.jit(device=True)
-def _finite_bfloat16(x):
-    return np.int32(x) & np.int32(0x7F80) != np.int32(0x7F80)
-
-
-_FINITE = {"float32": _finite_float32, "float16": _finite_float16, "bfloat16": _finite_bfloat16}
-
-
-@cuda.jit(device=True)
-def _place(i):
-    """Where element i of a tile lies in shared memory."""
-    return i + (i >> PLACE_BITS)
-
-
-@cuda.jit(device=True)
-def _tile_number(state):
-    """The next tile in order: a block that waits for earlier tiles waits only for blocks that are running."""
-    number = cuda.shared.array(1, types.int32)
-    if cuda.threadIdx.x == 0:
-        number[0] = np.int32(cuda.atomic.add(state, 0, np.int64(1)))
-    cuda.syncthreads()
-    return number[0]
-
-
-@cuda.jit(device=True)
-def _scan(own, sums):
-    """The sum of the threads before this one; sums[THREADS - 1] is then that of all."""
-    me = cuda.threadIdx.x
-    sums[me] = own
-    cuda.syncthreads()
-    distance = 1
-    while distance < THREADS:
-        before = sums[me - distance] if me >= distance else np.int64(0)
-        cuda.syncthreads()
-        sums[me] += before
-        cuda.syncthreads()
-        distance *= 2
-    return sums[me] - own
-
-
-# Two counts below 2**31 travel as one number: entries above the threshold, and entries equal to it. In the state of a
-# tile two more bits tell what the counts are of, so that both are always read together.
-
-
-@cuda.jit(device=True)
-def _pair(above, equal):
-    return (np.int64(above) << np.int64(31)) + np.int64(equal)
-
-
-@cuda.jit(device=True)
-def _before_tile(state, tile, own, base):
-    """The sum of the pairs of all tiles before this one; what this tile knows is told to those behind it."""
-    if cuda.threadIdx.x == 0:
-        before = np.int64(0)
-        if tile > 0:
-            cuda.atomic.exch(state, 1 + tile, (own << np.int64(2)) | np.int64(OWN))
-        look = tile - 1
-        while look >= 0:
-            word = cuda.atomic.add(state, 1 + look, np.int64(0))
-            told = word & np.int64(3)
-            if told:
-                before += (word >> np.int64(2)) & np.int64(PAIR_MASK)
-                look = look - 1 if told == OWN else -1
-        cuda.atomic.exch(state, 1 + tile, ((before + own) << np.int64(2)) | np.int64(UP_TO_HERE))
-        base[0] = before
-    cuda.syncthreads()
-    return base[0]
-
-
-@cuda.jit(device=True)
-def _own_pair(staged, here, threshold):
-    """How many of this thread's elements of the tile are above the threshold, and equal to it."""
-    above, equal = 0, 0
-    for j in range(ITEMS):
-        i = cuda.threadIdx.x * ITEMS + j
-        if i < here:
-            magnitude = _magnitude(staged[_place(i)])
-            above += magnitude > threshold
-            equal += magnitude == threshold
-    return _pair(above, equal)
-
-
-@cuda.jit(device=True)
-def _write_out(staged, staged_index, first, here, threshold, ties, before, index_out, value_out):
-    """Writes this thread's chosen elements in order; returns how many are chosen up to its end.
-
-    The index of an element is its place after `first`, or what staged_index holds if there is one.
-    """
-    above, equal = before >> np.int64(31), before & np.int64(ALL_TIES)
-    for j in range(ITEMS):
-        i = cuda.threadIdx.x * ITEMS + j
-        if i < here:
-            value = staged[_place(i)]
-            magnitude = _magnitude(value)
-            is_tie = magnitude == threshold
-            at = above + min(equal, np.int64(ties))
-            if (magnitude > threshold or (is_tie and equal < ties)) and at < index_out.size:
-                index_out[at] = staged_index[_place(i)] if staged_index.size > 1 else np.int32(first + i)
-                value_out[at] = value
-            above += magnitude > threshold
-            equal += is_tie
-    return above + min(equal, np.int64(ties))
-
-
-@cuda.jit(device=True)
-def _as_it_is(values, unused, i):
-    return values[i]
-
-
-def _adding(widen):
-    @cuda.jit(device=True)
-    def load(residual, gradient, i):
-        total = residual[i] + widen(gradient[i])
-        residual[i] = total
-        return total
-
-    return load
-
-
-def _make_select(load):
-    """Chooses the elements above the threshold and the first `ties` equal to it: one pass, in index order."""
-
-    @cuda.jit
-    def select(values, gradient, threshold, ties, first_index, index_out, value_out, state, found):
-        staged = cuda.shared.array(STAGED, types.float32)
-        no_index = cuda.shared.array(1, types.int32)
-        sums = cuda.shared.array(THREADS, types.int64)
-        base = cuda.shared.array(1, types.int64)
-        tile = _tile_number(state)
-        start = np.int64(tile) * TILE
-        here = min(np.int64(TILE), values.size - start)
-        for j in range(ITEMS):
-            i = j * THREADS + cuda.threadIdx.x
-            if i < here:
-                staged[_place(i)] = load(values, gradient, start + i)
-        cuda.syncthreads()
-        own = _own_pair(staged, here, threshold)
-        before = _scan(own, sums) + _before_tile(state, tile, sums[THREADS - 1], base)
-        first = first_index + start
-        upto = _write_out(staged, no_index, first, here, threshold, ties, before, index_out, value_out)
-        if tile == cuda.gridDim.x - 1 and cuda.threadIdx.x == THREADS - 1:
-            found[0] = upto
-
-    return select
-
-
-_SELECT = _make_select(_as_it_is)
-_ACCUMULATE_SELECT = {kind: _make_select(_adding(widen)) for kind, widen in _WIDEN.items()}
-
-
-@cuda.jit
-def _keep(index, value, control, state, found):
-    """Moves pairs to the front in place; control holds the threshold and how many equal to it stay."""
-    staged = cuda.shared.array(STAGED, types.float32)
-    staged_index = cuda.shared.array(STAGED, types.int32)
-    sums = cuda.shared.array(THREADS, types.int64)
-    base = cuda.shared.array(1, types.int64)
-    threshold, ties = control[0], control[1]
-    tile = _tile_number(state)
-    start = np.int64(tile) * TILE
-    here = min(np.int64(TILE), value.size - start)
-    for j in range(ITEMS):
-        i = j * THREADS + cuda.threadIdx.x
-        if i < here:
-            staged[_place(i)] = value[start + i]
-            staged_index[_place(i)] = index[start + i]
-    # A tile writes once all tiles before it have told what they hold, so have read it: nothing is overwritten unread.
-    cuda.syncthreads()
-    own = _own_pair(staged, here, threshold)
-    before = _scan(own, sums) + _before_tile(state, tile, sums[THREADS - 1], base)
-    upto = _write_out(staged, staged_index, 0, here, threshold, ties, before, index, value)
-    if tile == cuda.gridDim.x - 1 and cuda.threadIdx.x == THREADS - 1:
-        found[0] = upto
-
-
-def _make_accumulate(widen):
-    @cuda.jit
-    def accumulate(residual, gradient):
-        for i in range(cuda.grid(1), residual.size, cuda.gridsize(1)):
-            residual[i] += widen(gradient[i])
-
-    return accumulate
-
-
-_ACCUMULATE = {kind: _make_accumulate(widen) for kind, widen in _WIDEN.items()}
-
-
-def _make_find_not_finite(finite):
-    @cuda.jit
-    def find_not_finite(gradient, found):
-        for i in range(cuda.grid(1), gradient.size, cuda.gridsize(1)):
-            if not finite(gradient[i]):
-                found[0] = 1
-
-    return find_not_finite
-
-
-_FIND_NOT_FINITE = {kind: _make_find_not_finite(finite) for kind, finite in _FINITE.items()}
-
-
-@cuda.jit
-def _clear(words):
-    for i in range(cuda.grid(1), words.size, cuda.gridsize(1)):
-        words[i] = 0
-
-
-@cuda.jit
-def _count_above(values, limit, found):
-    sums = cuda.shared.array(THREADS, types.int64)
-    mine = np.int64(0)
-    for i in range(cuda.grid(1), values.size, cuda.gridsize(1)):
-        mine += _magnitude(values[i]) > limit
-    _scan(mine, sums)
-    if cuda.threadIdx.x == 0:
-        cuda.atomic.add(found, 0, sums[THREADS - 1])
-
-
-@cuda.jit
-def _histogram(values, low, shift, control, counts):
-    """The bins begin at low + control[0]."""
-    block_counts = cuda.shared.array(COARSE_BINS, types.int32)
-    for j in range(cuda.threadIdx.x, counts.size, THREADS):
-        block_counts[j] = 0
-    cuda.syncthreads()
-    begin = low + control[0]
-    for i in range(cuda.grid(1), values.size, cuda.gridsize(1)):
-        offset = _magnitude(values[i]) - begin
-        if offset >= 0 and offset >> shift < counts.size:
-            cuda.atomic.add(block_counts, offset >> shift, 1)
-    cuda.syncthreads()
-    for j in range(cuda.threadIdx.x, counts.size, THREADS):
-        if block_counts[j]:
-            cuda.atomic.add(counts, j, np.int64(block_counts[j]))
-
-
-@cuda.jit
-def _pick_bin(counts, bins, shift, control):
-    """The bin with the control[1]-th element from above: control becomes where it begins, and how many of it count.
-
-    One block; the counts are cleared for the next round.
-    """
-    sums = cuda.shared.array(THREADS, types.int64)
-    width = (bins + THREADS - 1) // THREADS
-    first = cuda.threadIdx.x * width
-    own = np.int64(0)
-    for j in range(first, min(first + width, bins)):
-        own += counts[j]
-    _scan(own, sums)
-    wanted, total = np.int64(control[1]), sums[THREADS - 1]
-    # All threads have read what they need before one of them writes.
-    cuda.syncthreads()
-    above = total - sums[cuda.threadIdx.x]
-    if above < wanted <= above + own:
-        j = min(first + width, bins) - 1
-        while above + counts[j] < wanted:
-            above += counts[j]
-            j -= 1
-        control[0] += np.int32(j << shift)
-        control[1] = np.int32(wanted - above)
-    cuda.syncthreads()
-    for j in range(first, min(first + width, bins)):
-        counts[j] = 0
-
-
-@cuda.jit
-def _set_control(control, threshold, wanted, found):
-    """What is wanted, less what has been found above."""
-    control[0], control[1] = threshold, np.int32(max(np.int64(0), wanted - found[0]))
-
-
-@cuda.jit
-def _scatter_add(dense, index, value):
-    for i in range(cuda.grid(1), index.size, cuda.gridsize(1)):
-        dense[index[i]] += value[i]
-
-
-@cuda.jit
-def _clear_common(residual, index_a, index_b):
-    for i in range(cuda.grid(1), index_a.size, cuda.gridsize(1)):
-        wanted = index_a[i]
-        low, high = np.int64(0), np.int64(index_b.size)
-        while low < high:
-            middle = (low + high) >> 1
-            if index_b[middle] < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        if low < index_b.size and index_b[low] == wanted:
-            residual[wanted] = 0
-
-
-@cuda.jit(device=True)
-def _from_a(index_a, index_b, place):
-    """How many of the first `place` of the merged lists are of a, which comes first among equals."""
-    low, high = max(np.int64(0), place - index_b.size), min(place, np.int64(index_a.size))
-    while low < high:
-        middle = (low + high) >> 1
-        if index_a[middle] <= index_b[place - 1 - middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@cuda.jit
-def _merge_add(index_a, value_a, index_b, value_b, index_out, value_out, state, found):
-    """A thread takes ITEMS places of the merged lists; of two equal indexes the one of b is not written."""
-    sums = cuda.shared.array(THREADS, types.int64)
-    base = cuda.shared.array(1, types.int64)
-    tile = _tile_number(state)
-    total = np.int64(index_a.size) + index_b.size
-    begin = min(total, np.int64(tile) * TILE + cuda.threadIdx.x * ITEMS)
-    end = min(total, begin + ITEMS)
-    first_a = _from_a(index_a, index_b, begin)
-    at = np.int64(0)
-    for is_writing in range(2):
-        a, b, written = first_a, begin - first_a, np.int64(0)
-        for _ in range(end - begin):
-            if b >= index_b.size or (a < index_a.size and index_a[a] <= index_b[b]):
-                if is_writing:
-                    both = b < index_b.size and index_b[b] == index_a[a]
-                    index_out[at + written] = index_a[a]
-                    value_out[at + written] = value_a[a] + value_b[b] if both else value_a[a]
-                written += 1
-                a += 1
-            else:
-                if a == 0 or index_a[a - 1] != index_b[b]:
-                    if is_writing:
-                        index_out[at + written], value_out[at + written] = index_b[b], value_b[b]
-                    written += 1
-                b += 1
-        if not is_writing:
-            at = _scan(written, sums) + _before_tile(state, tile, sums[THREADS - 1], base)
-            if tile == cuda.gridDim.x - 1 and cuda.threadIdx.x == THREADS - 1:
-                found[0] = at + written
-
-
-_SELECT_REST = (types.int32, types.int32, types.int32, _i4, _f4, _i8, _i8)
-# What the tests compile for every architecture: the kernel, and the types it is launched with.
-SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "select": (_SELECT, (_f4, _f4, *_SELECT_REST)),
-    "keep": (_keep, (_i4, _f4, _i4, _i8, _i8)),
-    "clear": (_clear, (_i8,)),
-    "count_above": (_count_above, (_f4, types.int32, _i8)),
-    "histogram": (_histogram, (_f4, types.int32, types.int32, _i4, _i8)),
-    "pick_bin": (_pick_bin, (_i8, types.int32, types.int32, _i4)),
-    "set_control": (_set_control, (_i4, types.int32, types.int64, _i8)),
-    "scatter_add": (_scatter_add, (_f4, _i4, _f4)),
-    "clear_common": (_clear_common, (_f4, _i4, _i4)),
-    "merge_add": (_merge_add, (_i4, _f4, _i4, _f4, _i4, _f4, _i8, _i8)),
-}
-for _kind, _gradient in _GRADIENTS.items():
-    SIGNATURES |= {
-        f"accumulate_select {_kind}": (_ACCUMULATE_SELECT[_kind], (_f4, _gradient, *_SELECT_REST)),
-        f"accumulate {_kind}": (_ACCUMULATE[_kind], (_f4, _gradient)),
-        f"find_not_finite {_kind}": (_FIND_NOT_FINITE[_kind], (_gradient, _i8)),
-    }
+from okrt.kernels import cuda_code as code
+from okrt.kernels.bits import COARSE_BINS, COARSE_SHIFT
 
 
 def _kind_of(gradient: Any) -> str:
@@ -461,27 +29,27 @@ class Device:
     def __init__(self, stream: Any = 0) -> None:
         self._stream = stream
         limit = getattr(cuda.get_current_device(), "MULTIPROCESSOR_COUNT", 1)
-        self._blocks_limit = BLOCKS_PER_MULTIPROCESSOR * limit
+        self._blocks_limit = code.BLOCKS_PER_MULTIPROCESSOR * limit
         self._state = cuda.device_array(0, np.int64)
         self._found = cuda.device_array(1, np.int64)
         self._counts = cuda.device_array(COARSE_BINS, np.int64)
         self._control = cuda.device_array(2, np.int32)
         self._zero_control = cuda.device_array(2, np.int32)
         for words in (self._counts, self._zero_control):
-            self._launch(_clear, words.size, words)
+            self._launch(code.clear, words.size, words)
 
     def _launch(self, kernel: Any, length: int, *arguments: Any) -> None:
         """Over `length` elements, each thread taking several where there are many."""
-        blocks = min(self._blocks_limit, -(-length // THREADS))
-        kernel[blocks, THREADS, self._stream](*arguments)
+        blocks = min(self._blocks_limit, -(-length // code.THREADS))
+        kernel[blocks, code.THREADS, self._stream](*arguments)
 
     def _launch_tiles(self, kernel: Any, length: int, *arguments: Any) -> None:
         """A block for each tile; kernels of this kind end in the state of the tiles and what was found."""
-        tiles = -(-length // TILE)
+        tiles = -(-length // code.TILE)
         if self._state.size < 1 + tiles:
             self._state = cuda.device_array(1 + tiles + tiles // 8, np.int64)
-        self._launch(_clear, 1 + tiles, self._state[: 1 + tiles])
-        kernel[tiles, THREADS, self._stream](*arguments, self._state, self._found)
+        self._launch(code.clear, 1 + tiles, self._state[: 1 + tiles])
+        kernel[tiles, code.THREADS, self._stream](*arguments, self._state, self._found)
 
     def _read(self, words: Any) -> np.ndarray:
         """Waits for the stream."""
@@ -490,23 +58,23 @@ class Device:
     def all_finite(self, gradient: Any) -> bool:
         if gradient.size == 0:
             return True
-        self._launch(_clear, 1, self._found)
-        self._launch(_FIND_NOT_FINITE[_kind_of(gradient)], gradient.size, gradient, self._found)
+        self._launch(code.clear, 1, self._found)
+        self._launch(code.FIND_NOT_FINITE[_kind_of(gradient)], gradient.size, gradient, self._found)
         return not self._read(self._found)[0]
 
     def accumulate(self, residual: Any, gradient: Any) -> None:
         if residual.size:
-            self._launch(_ACCUMULATE[_kind_of(gradient)], residual.size, residual, gradient)
+            self._launch(code.ACCUMULATE[_kind_of(gradient)], residual.size, residual, gradient)
 
     def accumulate_select(self, residual, gradient, threshold: int, first_index: int, index_out, value_out) -> int:
         if residual.size == 0:
             return 0
-        rest = (np.int32(threshold), np.int32(ALL_TIES), np.int32(first_index), index_out, value_out)
-        self._launch_tiles(_ACCUMULATE_SELECT[_kind_of(gradient)], residual.size, residual, gradient, *rest)
+        rest = (np.int32(threshold), np.int32(code.ALL_TIES), np.int32(first_index), index_out, value_out)
+        self._launch_tiles(code.ACCUMULATE_SELECT[_kind_of(gradient)], residual.size, residual, gradient, *rest)
         return int(self._read(self._found)[0])
 
     def select(self, values, threshold: int, first_index: int, index_out, value_out) -> int:
-        return self._select(values, threshold, ALL_TIES, first_index, index_out, value_out)
+        return self._select(values, threshold, code.ALL_TIES, first_index, index_out, value_out)
 
     def select_top(self, values, threshold: int, ties: int, index_out, value_out) -> int:
         return self._select(values, threshold, ties, 0, index_out, value_out)
@@ -515,7 +83,7 @@ class Device:
         if values.size == 0:
             return 0
         rest = (np.int32(threshold), np.int32(ties), np.int32(first_index), index_out, value_out)
-        self._launch_tiles(_SELECT, values.size, values, values, *rest)
+        self._launch_tiles(code.SELECT, values.size, values, values, *rest)
         return int(self._read(self._found)[0])
 
     def count(self, values, threshold: int) -> int:
@@ -523,14 +91,15 @@ class Device:
         return int(self._read(self._found)[0])
 
     def _count_above(self, values, limit: int) -> None:
-        self._launch(_clear, 1, self._found)
+        self._launch(code.clear, 1, self._found)
         if values.size:
-            self._launch(_count_above, values.size, values, np.int32(limit), self._found)
+            self._launch(code.count_above, values.size, values, np.int32(limit), self._found)
 
     def histogram(self, values, low: int, shift: int, counts) -> None:
         """At most COARSE_BINS bins."""
         if values.size:
-            self._launch(_histogram, values.size, values, np.int32(low), np.int32(shift), self._zero_control, counts)
+            bins = (np.int32(low), np.int32(shift), self._zero_control, counts)
+            self._launch(code.histogram, values.size, values, *bins)
 
     def accumulate_histogram(self, residual, gradient, low: int, shift: int, counts) -> None:
         self.accumulate(residual, gradient)
@@ -538,13 +107,13 @@ class Device:
 
     def _find_kth(self, values, k: int) -> None:
         """control becomes the k-th largest magnitude, and how many that are equal to it belong to the top k."""
-        self._launch(_clear, 1, self._found)
-        _set_control[1, 1, self._stream](self._control, np.int32(0), np.int64(k), self._found)
+        self._launch(code.clear, 1, self._found)
+        code.set_control[1, 1, self._stream](self._control, np.int32(0), np.int64(k), self._found)
         shift, bins = COARSE_SHIFT, COARSE_BINS
         while True:
             counts = self._counts[:bins]
-            self._launch(_histogram, values.size, values, np.int32(0), np.int32(shift), self._control, counts)
-            _pick_bin[1, THREADS, self._stream](counts, np.int32(bins), np.int32(shift), self._control)
+            self._launch(code.histogram, values.size, values, np.int32(0), np.int32(shift), self._control, counts)
+            code.pick_bin[1, code.THREADS, self._stream](counts, np.int32(bins), np.int32(shift), self._control)
             if shift == 0:
                 return
             bins = 1 << min(12, shift)
@@ -558,8 +127,8 @@ class Device:
         if index.size == 0:
             return 0
         self._count_above(value, threshold)
-        _set_control[1, 1, self._stream](self._control, np.int32(threshold), np.int64(k), self._found)
-        self._launch_tiles(_keep, index.size, index, value, self._control)
+        code.set_control[1, 1, self._stream](self._control, np.int32(threshold), np.int64(k), self._found)
+        self._launch_tiles(code.keep, index.size, index, value, self._control)
         return int(self._read(self._found)[0])
 
     def keep_top(self, index, value, k: int) -> int:
@@ -567,20 +136,20 @@ class Device:
         if k <= 0 or index.size <= k:
             return min(index.size, max(0, k))
         self._find_kth(value, k)
-        self._launch_tiles(_keep, index.size, index, value, self._control)
+        self._launch_tiles(code.keep, index.size, index, value, self._control)
         return k
 
     def scatter_add(self, dense, index, value) -> None:
         if index.size:
-            self._launch(_scatter_add, index.size, dense, index, value)
+            self._launch(code.scatter_add, index.size, dense, index, value)
 
     def clear_common(self, residual, index_a, index_b) -> None:
         if index_a.size and index_b.size:
-            self._launch(_clear_common, index_a.size, residual, index_a, index_b)
+            self._launch(code.clear_common, index_a.size, residual, index_a, index_b)
 
     def merge_add(self, index_a, value_a, index_b, value_b, index_out, value_out) -> int:
         if index_a.size + index_b.size == 0:
             return 0
         lists = (index_a, value_a, index_b, value_b, index_out, value_out)
-        self._launch_tiles(_merge_add, index_a.size + index_b.size, *lists)
+        self._launch_tiles(code.merge_add, index_a.size + index_b.size, *lists)
         return int(self._read(self._found)[0])

@@ -44,7 +44,7 @@ def compile_here(architecture: int) -> dict[str, dict[str, int]]:
     from numba import cuda
     from numba.cuda import dispatcher
 
-    from okrt.kernels.cuda import SIGNATURES
+    from okrt.kernels.cuda_code import SIGNATURES
 
     capability = divmod(architecture, 10)
     # Functions that kernels call are compiled for the GPU at hand; there need not be one.

@@ -17,10 +17,11 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
     pytest.skip("set NUMBA_ENABLE_CUDASIM=1, as make test does", allow_module_level=True)
 
 from okrt.kernels import cuda
+from okrt.kernels import cuda_code as code
 
-GRID = cuda.BLOCKS_PER_MULTIPROCESSOR * cuda.THREADS  # elements, past which a thread takes more than one
+GRID = code.BLOCKS_PER_MULTIPROCESSOR * code.THREADS  # elements, past which a thread takes more than one
 SIZES = sorted(
-    {0, 1, *(edge + more for edge in (cuda.THREADS, cuda.TILE, GRID) for more in (-1, 0, 1)), 3 * cuda.TILE + 5}
+    {0, 1, *(edge + more for edge in (code.THREADS, code.TILE, GRID) for more in (-1, 0, 1)), 3 * code.TILE + 5}
 )
 some = cases(st.sampled_from(SIZES))
 few = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -52,7 +53,7 @@ def test_simulated_kernels_of_gradients_equal_those_of_the_cpu(device, name, cas
 
 @pytest.mark.parametrize("kind", ["ties", "heavy"])
 def test_kth_magnitude_and_keep_top_over_several_tiles(device, kind):
-    values = sample(np.random.default_rng(5), kind, 2 * cuda.TILE + 3, np.float32)
+    values = sample(np.random.default_rng(5), kind, 2 * code.TILE + 3, np.float32)
     arguments = (np.arange(values.size, dtype=np.int32), values, values.size // 2)
     assert_same(device, cpu, "keep_top", arguments)
     assert_same(device, cpu, "kth_magnitude", arguments[1:])
@@ -63,7 +64,7 @@ def test_one_bad_element_is_found(device, dtype):
     word, _, infinity = TYPES[dtype]
     words = np.full(GRID + 5, infinity - 1, word)
     assert device.all_finite(words.view(dtype))
-    for place in (0, cuda.THREADS, GRID - 1, GRID + 4):
+    for place in (0, code.THREADS, GRID - 1, GRID + 4):
         for bad in (infinity, infinity + 1):
             words[place] = bad
             assert not device.all_finite(words.view(dtype))
@@ -73,24 +74,24 @@ def test_one_bad_element_is_found(device, dtype):
 @numba_cuda.jit
 def ask(state, own, before):
     base = numba_cuda.shared.array(1, types.int64)
-    tile = cuda._tile_number(state)
-    before[0], before[1] = tile, cuda._before_tile(state, tile, own, base)
+    tile = code.tile_number(state)
+    before[0], before[1] = tile, code.before_tile(state, tile, own, base)
 
 
 def test_a_tile_looks_back_past_tiles_that_know_only_their_own():
     """On a GPU tiles run side by side; in the simulator one after the other, so this is set up by hand."""
-    up_to_here, own = 4 * 1000 + cuda.UP_TO_HERE, [4 * count + cuda.OWN for count in (20, 3)]
+    up_to_here, own = 4 * 1000 + code.UP_TO_HERE, [4 * count + code.OWN for count in (20, 3)]
     state, before = np.array([4, 7, up_to_here, *own, 0, 0], np.int64), np.zeros(2, np.int64)
-    ask[1, cuda.THREADS](state, np.int64(500), before)
+    ask[1, code.THREADS](state, np.int64(500), before)
     assert before.tolist() == [4, 1023]
-    assert state.tolist() == [5, 7, up_to_here, *own, 4 * 1523 + cuda.UP_TO_HERE, 0]
+    assert state.tolist() == [5, 7, up_to_here, *own, 4 * 1523 + code.UP_TO_HERE, 0]
 
 
 def test_working_memory_is_made_once(device):
-    values = np.ones(3 * cuda.TILE, np.float32)
+    values = np.ones(3 * code.TILE, np.float32)
     index_out, value_out = np.empty(values.size, np.int32), np.empty_like(values)
     device.select(values, 1, 0, index_out, value_out)
     before = device._state
-    device.select(values[: cuda.TILE], 1, 0, index_out, value_out)
+    device.select(values[: code.TILE], 1, 0, index_out, value_out)
     device.select(values, 1, 0, index_out, value_out)
     assert device._state is before
