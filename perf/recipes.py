@@ -23,8 +23,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 RUNS = Path("runs/recipes")
 ADAMW = ("optimizer.name=adamw", "reducer.complete=false")
 SGD = ("optimizer.name=sgd", "optimizer.lr=0.1", "optimizer.weight_decay=1e-4", "reducer.complete=false")
-# What each recipe changes in the job. AdamW's learning rate is the job's, the best of 2e-3, 4e-3 and 8e-3 for dense;
-# that of SGD is the best of 0.1, 0.5 and 2 after 300 dense steps.
+# What each recipe changes in the job. AdamW's learning rate is the job's: for the language models the best for dense of
+# those in results/recipes.json. That of SGD is the best of 0.1, 0.5 and 2 after 300 dense steps.
 RECIPES: dict[str, tuple[str, ...]] = {
     "dense": ("reducer.name=dense", *ADAMW, "optimizer.betas=[0.9, 0.95]"),
     "lag-aware": (),
