@@ -1,7 +1,7 @@
 """The kernels for CPUs, compiled by Numba: see `reference` for what each one does.
 
 All signatures are compiled at import, under a lock between processes: Numba's cache on disk is not safe when
-many ranks compile at once. Kernels release the GIL; `lanes` runs them on several threads.
+many ranks compile at once. Kernels release the GIL; `host` runs them on several threads.
 """
 
 import numpy as np
@@ -17,6 +17,8 @@ BLOCK = 2048  # elements; a block of residual and gradient stays in the first-le
 PREFETCH = 24  # elements; how far ahead scattered memory is asked for
 
 LANES = 64  # elements that one mask tells about
+
+CHUNK = 64  # numbers added up one after the other in a sum of many
 
 _WORD = ir.IntType(32)
 
@@ -159,6 +161,7 @@ _f4, _i4, _i8 = types.float32[::1], types.int32[::1], types.int64[::1]
 # A gradient is only read, so arrays that may not be written are taken too.
 _GRADIENTS = tuple(types.Array(t, 1, "C", readonly=True) for t in (types.float32, types.uint16, types.int16))
 _f4_rows = types.Array(types.float32, 2, "C")
+_f8, _f8_rows = types.float64[::1], types.Array(types.float64, 2, "C")
 _OPTIONS = {"nogil": True, "cache": True, "boundscheck": False}
 
 
@@ -274,14 +277,39 @@ with compile_lock():
             accumulate(residual[start : start + BLOCK], gradient[start : start + BLOCK])
             histogram(residual[start : start + BLOCK], low, shift, counts)
 
-    @_compiled(types.UniTuple(types.float64, 2)(_f4), fastmath={"reassoc"})
-    def moments(values):
-        total, squares = 0.0, 0.0
-        for i in range(values.size):
-            wide = np.float64(values[i])
-            total += wide
-            squares += wide * wide
-        return total, squares
+    @_compiled(types.void(_f4, _f8_rows))
+    def block_moments(values, sums):
+        # Lanes side by side, so that they vectorize without a change of the order in which numbers are added.
+        total, squares = np.empty(LANES), np.empty(LANES)
+        for block in range(sums.shape[0]):
+            total[:], squares[:] = 0, 0
+            for start in range(block * BLOCK, min((block + 1) * BLOCK, values.size), LANES):
+                here = values[start : start + LANES]
+                for j in range(here.size):
+                    wide = np.float64(here[j])
+                    total[j] += wide
+                    squares[j] += wide * wide
+            half = LANES // 2
+            while half:
+                for j in range(half):
+                    total[j] += total[j + half]
+                    squares[j] += squares[j + half]
+                half //= 2
+            sums[block, 0], sums[block, 1] = total[0], squares[0]
+
+    @_compiled(types.float64(_f8))
+    def chunked_sum(values):
+        """Works in the memory of the values."""
+        length = values.size
+        while length > 1:
+            chunks = (length + CHUNK - 1) // CHUNK
+            for chunk in range(chunks):
+                total = 0.0
+                for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, length)):
+                    total += values[i]
+                values[chunk] = total
+            length = chunks
+        return values[0] if length else 0.0
 
     @_compiled(types.int64(_f4, types.int64))
     def _kth_bits(values, k):

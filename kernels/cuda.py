@@ -1,58 +1,122 @@
 """The kernels for GPUs, compiled by Numba: see `reference` for what each one does. Nothing here has run on a GPU yet.
 
-`Device` has the functions of `cpu`, for device arrays (CuPy, or whatever has __cuda_array_interface__), with the same
-results to the last bit. Launches go to one stream and nothing waits for them, but for the functions that return a
-number that the host needs. Working memory is made once and grows when it must.
+`Device` has the functions of `host.Host`, for device arrays (CuPy, or whatever has __cuda_array_interface__), with the
+same results to the last bit. All goes to one stream, and the host waits for it only where a function returns numbers.
+Working memory is made once and grows when it must.
 
-A kernel that joins: write it in `cuda_code` with `cuda.jit` and integer or order-preserving arithmetic, so that results
-do not depend on the order of threads, and add its arguments to SIGNATURES, from which the tests compile it for every
-architecture; launch it here, from a method of Device that is named as in `reference`. The tests of the simulator ask
-for its case then.
+A kernel that joins: write it in `cuda_code` or `cuda_entries` with `cuda.jit` and integer or order-preserving
+arithmetic, so that results do not depend on the order of threads (no product that may be fused with an addition), and
+add its arguments to SIGNATURES, from which the tests compile it for every architecture; launch it here, from a method
+of Device that is named as in `reference`. The tests of the simulator ask for its case then.
 """
 
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numba import cuda
 
 from okrt.kernels import cuda_code as code
+from okrt.kernels import cuda_entries as entries
 from okrt.kernels.bits import COARSE_BINS, COARSE_SHIFT
+from okrt.kernels.cpu import BLOCK, CHUNK, LANES
+from okrt.kernels.pairs import Pairs
+from okrt.kernels.staging import to_device, to_host
 
 
 def _kind_of(gradient: Any) -> str:
     return {"float32": "float32", "uint16": "float16", "int16": "bfloat16"}[str(gradient.dtype)]
 
 
-class Device:
-    """The kernels on one stream of the current GPU, and the memory they work in."""
+def _argument(x: Any) -> Any:
+    """What a launch takes; without waiting for the stream that the array's owner last used."""
+    interface = getattr(x, "__cuda_array_interface__", None)
+    if interface is None:
+        return x
+    if not code.IS_SIMULATED:
+        return cuda.as_cuda_array(x, sync=False)
+    memory = (ctypes.c_char * max(1, x.nbytes)).from_address(interface["data"][0]) if x.nbytes else None
+    return cuda.device_array(x.size, x.dtype, buffer=memory)
 
-    def __init__(self, stream: Any = 0) -> None:
-        self._stream = stream
+
+class Device:
+    """The kernels on one stream of one GPU, and the memory they work in."""
+
+    memory = "cuda"
+
+    def __init__(self, number: int = 0) -> None:
+        self._number = number
+        self._stream: Any = 0
         limit = getattr(cuda.get_current_device(), "MULTIPROCESSOR_COUNT", 1)
         self._blocks_limit = code.BLOCKS_PER_MULTIPROCESSOR * limit
         self._state = cuda.device_array(0, np.int64)
+        self._sums = cuda.device_array(0, np.float64)
+        self._places = cuda.device_array(0, np.int64)
         self._found = cuda.device_array(1, np.int64)
+        self._no_length = cuda.device_array(0, np.int64)
         self._counts = cuda.device_array(COARSE_BINS, np.int64)
         self._control = cuda.device_array(2, np.int32)
         self._zero_control = cuda.device_array(2, np.int32)
         for words in (self._counts, self._zero_control):
             self._launch(code.clear, words.size, words)
 
+    @contextlib.contextmanager
+    def on(self, stream: int | None) -> Iterator[None]:
+        """Inside, all is done on this stream (its address); None: the array is not one for a device."""
+        import cupy
+
+        if stream is None:
+            yield
+            return
+
+        before = self._stream
+        with cupy.cuda.Device(self._number), cupy.cuda.ExternalStream(stream):
+            self._stream = 0 if code.IS_SIMULATED else cuda.external_stream(stream)
+            try:
+                yield
+            finally:
+                self._stream = before
+
+    def empty(self, length: int, dtype: Any) -> Any:
+        import cupy
+
+        return cupy.empty(length, dtype)
+
+    def clear(self, array: Any) -> None:
+        array[:] = 0
+
+    def zeroing(self, array: Any) -> Iterator[None]:
+        """Clears the array at once: the host does not wait for it."""
+        self.clear(array)
+        return iter(())
+
+    def to_host(self, array: Any) -> np.ndarray:
+        return to_host(array)
+
+    def from_host(self, array: np.ndarray) -> Any:
+        out = self.empty(array.size, array.dtype)
+        to_device(array, out)
+        return out
+
     def _launch(self, kernel: Any, length: int, *arguments: Any) -> None:
         """Over `length` elements, each thread taking several where there are many."""
         blocks = min(self._blocks_limit, -(-length // code.THREADS))
-        kernel[blocks, code.THREADS, self._stream](*arguments)
+        kernel[blocks, code.THREADS, self._stream](*map(_argument, arguments))
 
-    def _launch_tiles(self, kernel: Any, length: int, *arguments: Any) -> None:
+    def _launch_tiles(self, kernel: Any, length: int, *arguments: Any, found: Any = None) -> None:
         """A block for each tile; kernels of this kind end in the state of the tiles and what was found."""
         tiles = -(-length // code.TILE)
         if self._state.size < 1 + tiles:
             self._state = cuda.device_array(1 + tiles + tiles // 8, np.int64)
         self._launch(code.clear, 1 + tiles, self._state[: 1 + tiles])
-        kernel[tiles, code.THREADS, self._stream](*arguments, self._state, self._found)
+        rest = (self._state, self._found if found is None else found)
+        kernel[tiles, code.THREADS, self._stream](*map(_argument, (*arguments, *rest)))
 
     def _read(self, words: Any) -> np.ndarray:
-        """Waits for the stream."""
+        """Numbers of our own; waits for the stream."""
         return words.copy_to_host(stream=self._stream)
 
     def all_finite(self, gradient: Any) -> bool:
@@ -87,23 +151,60 @@ class Device:
         return int(self._read(self._found)[0])
 
     def count(self, values, threshold: int) -> int:
-        self._count_above(values, threshold - 1)
-        return int(self._read(self._found)[0])
+        return int(self.counts(values, [threshold])[0])
+
+    def counts(self, values, thresholds: Sequence[int]) -> np.ndarray:
+        """All read at once."""
+        slots = self._scratch_places(len(thresholds))
+        self._launch(code.clear, len(thresholds), slots)
+        if values.size:
+            for place, threshold in enumerate(thresholds):
+                found = slots[place : place + 1]
+                self._launch(code.count_above, values.size, values, np.int32(threshold - 1), found)
+        return self._read(slots)
+
+    def _scratch_places(self, length: int) -> Any:
+        if self._places.size < length:
+            self._places = cuda.device_array(length, np.int64)
+        return self._places[:length]
 
     def _count_above(self, values, limit: int) -> None:
         self._launch(code.clear, 1, self._found)
         if values.size:
             self._launch(code.count_above, values.size, values, np.int32(limit), self._found)
 
-    def histogram(self, values, low: int, shift: int, counts) -> None:
-        """At most COARSE_BINS bins."""
-        if values.size:
-            bins = (np.int32(low), np.int32(shift), self._zero_control, counts)
+    def histogram(self, values, low: int, shift: int, counts: np.ndarray) -> None:
+        """At most COARSE_BINS bins; the counts are the host's."""
+        if values.size and counts.size:
+            table = self._counts[: counts.size]
+            bins = (np.int32(low), np.int32(shift), self._zero_control, table)
             self._launch(code.histogram, values.size, values, *bins)
+            counts += self._read(table)
+            self._launch(code.clear, counts.size, table)
 
-    def accumulate_histogram(self, residual, gradient, low: int, shift: int, counts) -> None:
+    def accumulate_histogram(self, residual, gradient, low: int, shift: int, counts: np.ndarray) -> None:
         self.accumulate(residual, gradient)
         self.histogram(residual, low, shift, counts)
+
+    def moments(self, values) -> tuple[float, float]:
+        blocks = -(-values.size // BLOCK)
+        if blocks == 0:
+            return 0.0, 0.0
+        lanes, chunks = LANES * blocks, -(-blocks // CHUNK)
+        if self._sums.size < 2 * lanes + 2 * blocks + chunks:
+            self._sums = cuda.device_array(2 * lanes + 2 * blocks + chunks, np.float64)
+        ends = np.cumsum([0, lanes, lanes, blocks, blocks, chunks])
+        parts = [self._sums[a:b] for a, b in pairwise(ends)]
+        self._launch(entries.lane_moments, lanes, values, parts[0], parts[1])
+        for number, (of_lanes, of_blocks) in enumerate(((parts[0], parts[2]), (parts[1], parts[3]))):
+            self._launch(entries.add_halves, blocks, of_lanes, of_blocks)
+            length, source, target = blocks, of_blocks, parts[4]
+            while length > 1:
+                self._launch(entries.sum_chunks, -(-length // CHUNK), source, np.int64(length), target)
+                length, source, target = -(-length // CHUNK), target, source
+            self._launch(entries.sum_chunks, 1, source, np.int64(1), parts[0][number : number + 1])
+        total, squares = self._read(parts[0][:2])
+        return float(total), float(squares)
 
     def _find_kth(self, values, k: int) -> None:
         """control becomes the k-th largest magnitude, and how many that are equal to it belong to the top k."""
@@ -148,8 +249,57 @@ class Device:
             self._launch(code.clear_common, index_a.size, residual, index_a, index_b)
 
     def merge_add(self, index_a, value_a, index_b, value_b, index_out, value_out) -> int:
-        if index_a.size + index_b.size == 0:
-            return 0
-        lists = (index_a, value_a, index_b, value_b, index_out, value_out)
-        self._launch_tiles(code.merge_add, index_a.size + index_b.size, *lists)
+        out = Pairs(index_out, value_out, self._found)
+        self.merge(Pairs(index_a, value_a), Pairs(index_b, value_b), out)
         return int(self._read(self._found)[0])
+
+    def room(self, index, value) -> Pairs:
+        """Memory for pairs that `merge` writes."""
+        return Pairs(index, value, cuda.device_array(1, np.int64))
+
+    def merge(self, a: Pairs, b: Pairs, out: Pairs) -> Pairs:
+        """The sum of two lists, in the memory of `out`; as merge_add, but nothing waits to learn how long it is."""
+        length = a.index.size + b.index.size
+        if length == 0:
+            self._launch(code.clear, 1, out.length)
+            return out
+        lists: list[Any] = []
+        for pairs in (a, b):
+            lists += [pairs.index, pairs.value, self._no_length if pairs.length is None else pairs.length]
+        self._launch_tiles(code.merge_add, length, *lists, out.index, out.value, found=out.length)
+        return out
+
+    def settled(self, pairs: Pairs) -> tuple[Any, Any]:
+        """Its indexes and values, as many as there are."""
+        if pairs.length is None:
+            return pairs.index, pairs.value
+        length = int(self._read(pairs.length)[0])
+        return pairs.index[:length], pairs.value[:length]
+
+    def take(self, dense, index, out) -> None:
+        if index.size:
+            self._launch(entries.take, index.size, dense, index, out)
+
+    def put(self, dense, first_index: int, index, value) -> None:
+        if index.size:
+            self._launch(entries.put, index.size, dense, np.int32(first_index), index, value)
+
+    def cuts(self, index, bounds: np.ndarray) -> np.ndarray:
+        places = self._scratch_places(2 * bounds.size)
+        asked, found = places[: bounds.size], places[bounds.size :]
+        asked.copy_to_device(np.ascontiguousarray(bounds, np.int64), stream=self._stream)
+        self._launch(entries.cuts, bounds.size, index, asked, found)
+        return self._read(found)
+
+    def keep_lost(self, residual, index, value, kept, delivered) -> None:
+        if index.size:
+            self._launch(entries.keep_lost, index.size, residual, index, value, kept, delivered)
+
+    def mean(self, total, size: int, out) -> None:
+        if total.size:
+            self._launch(entries.MEAN[_kind_of(out)], total.size, total, np.float32(size), out)
+
+    def rounding_error(self, total, size: int, rounded, out) -> None:
+        if total.size:
+            kernel = entries.ROUNDING_ERROR[_kind_of(rounded)]
+            self._launch(kernel, total.size, total, np.float32(size), rounded, out)

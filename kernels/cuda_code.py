@@ -14,10 +14,9 @@ from okrt.kernels.bits import COARSE_BINS, MAGNITUDE_MASK
 
 # 256 threads of 8 elements: the tile of any kernel leaves room in the registers and the shared memory of a
 # multiprocessor, from P100 to H100, for three blocks or more. In the simulator each is a thread of Python: few of them.
-THREADS = 32 if config.ENABLE_CUDASIM else 256
-ITEMS = 8
+IS_SIMULATED = bool(config.ENABLE_CUDASIM)
+THREADS, ITEMS, BLOCKS_PER_MULTIPROCESSOR = (8, 4, 2) if IS_SIMULATED else (256, 8, 8)
 TILE = THREADS * ITEMS
-BLOCKS_PER_MULTIPROCESSOR = 8
 # A tile tells the tiles behind it: how many it has itself, or how many there are up to its end.
 OWN, UP_TO_HERE = 1, 2
 ALL_TIES = 2**31 - 1
@@ -27,32 +26,32 @@ PLACE_BITS = 5  # shared memory has 32 banks: a word of padding for each keeps t
 STAGED = TILE + (TILE >> PLACE_BITS)
 
 _f4, _i4, _i8 = types.float32[::1], types.int32[::1], types.int64[::1]
-_GRADIENTS = {"float32": types.float32[::1], "float16": types.uint16[::1], "bfloat16": types.int16[::1]}
+GRADIENTS = {"float32": types.float32[::1], "float16": types.uint16[::1], "bfloat16": types.int16[::1]}
 
-if config.ENABLE_CUDASIM:
+if IS_SIMULATED:
 
     @cuda.jit(device=True)
-    def _bits_of(x):
+    def bits_of(x):
         return np.float32(x).view(np.int32)
 
     @cuda.jit(device=True)
-    def _float_of(bits):
+    def float_of(bits):
         return np.int32(bits).view(np.float32)
 
 else:
 
     @cuda.jit(device=True)
-    def _bits_of(x):
+    def bits_of(x):
         return cuda.libdevice.float_as_int(x)
 
     @cuda.jit(device=True)
-    def _float_of(bits):
+    def float_of(bits):
         return cuda.libdevice.int_as_float(bits)
 
 
 @cuda.jit(device=True)
 def _magnitude(x):
-    return _bits_of(x) & np.int32(MAGNITUDE_MASK)
+    return bits_of(x) & np.int32(MAGNITUDE_MASK)
 
 
 @cuda.jit(device=True)
@@ -64,17 +63,17 @@ def _widen_float32(x):
 def _widen_float16(x):
     wide = np.int32(x)
     # Half of float32's exponent bias is missing in fp16: a power of two makes up for it, subnormal numbers included.
-    scaled = _float_of((wide & np.int32(0x7FFF)) << np.int32(13)) * np.float32(2.0**112)
+    scaled = float_of((wide & np.int32(0x7FFF)) << np.int32(13)) * np.float32(2.0**112)
     return -scaled if wide & np.int32(0x8000) else scaled
 
 
 @cuda.jit(device=True)
 def _widen_bfloat16(x):
     # Only the lower half of the sign-extended word is left after the shift.
-    return _float_of(np.int32(x) << np.int32(16))
+    return float_of(np.int32(x) << np.int32(16))
 
 
-_WIDEN = {"float32": _widen_float32, "float16": _widen_float16, "bfloat16": _widen_bfloat16}
+WIDEN = {"float32": _widen_float32, "float16": _widen_float16, "bfloat16": _widen_bfloat16}
 
 
 @cuda.jit(device=True)
@@ -234,7 +233,7 @@ def _make_select(load):
 
 
 SELECT = _make_select(_as_it_is)
-ACCUMULATE_SELECT = {kind: _make_select(_adding(widen)) for kind, widen in _WIDEN.items()}
+ACCUMULATE_SELECT = {kind: _make_select(_adding(widen)) for kind, widen in WIDEN.items()}
 
 
 @cuda.jit
@@ -271,7 +270,7 @@ def _make_accumulate(widen):
     return accumulate
 
 
-ACCUMULATE = {kind: _make_accumulate(widen) for kind, widen in _WIDEN.items()}
+ACCUMULATE = {kind: _make_accumulate(widen) for kind, widen in WIDEN.items()}
 
 
 def _make_find_not_finite(finite):
@@ -363,25 +362,31 @@ def scatter_add(dense, index, value):
         dense[index[i]] += value[i]
 
 
+@cuda.jit(device=True)
+def place_of(index, wanted):
+    """Where the sorted indexes reach this one."""
+    low, high = np.int64(0), np.int64(index.size)
+    while low < high:
+        middle = (low + high) >> 1
+        if index[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 @cuda.jit
 def clear_common(residual, index_a, index_b):
     for i in range(cuda.grid(1), index_a.size, cuda.gridsize(1)):
-        wanted = index_a[i]
-        low, high = np.int64(0), np.int64(index_b.size)
-        while low < high:
-            middle = (low + high) >> 1
-            if index_b[middle] < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        if low < index_b.size and index_b[low] == wanted:
-            residual[wanted] = 0
+        place = place_of(index_b, index_a[i])
+        if place < index_b.size and index_b[place] == index_a[i]:
+            residual[index_a[i]] = 0
 
 
 @cuda.jit(device=True)
-def _from_a(index_a, index_b, place):
+def _from_a(index_a, size_a, index_b, size_b, place):
     """How many of the first `place` of the merged lists are of a, which comes first among equals."""
-    low, high = max(np.int64(0), place - index_b.size), min(place, np.int64(index_a.size))
+    low, high = max(np.int64(0), place - size_b), min(place, size_a)
     while low < high:
         middle = (low + high) >> 1
         if index_a[middle] <= index_b[place - 1 - middle]:
@@ -392,22 +397,27 @@ def _from_a(index_a, index_b, place):
 
 
 @cuda.jit
-def merge_add(index_a, value_a, index_b, value_b, index_out, value_out, state, found):
-    """A thread takes ITEMS places of the merged lists; of two equal indexes the one of b is not written."""
+def merge_add(index_a, value_a, length_a, index_b, value_b, length_b, index_out, value_out, state, found):
+    """A thread takes ITEMS places of the merged lists; of two equal indexes the one of b is not written.
+
+    A list has as many entries as its length says, or as its arrays hold if there is no word of length.
+    """
     sums = cuda.shared.array(THREADS, types.int64)
     base = cuda.shared.array(1, types.int64)
     tile = tile_number(state)
-    total = np.int64(index_a.size) + index_b.size
+    size_a = length_a[0] if length_a.size else np.int64(index_a.size)
+    size_b = length_b[0] if length_b.size else np.int64(index_b.size)
+    total = size_a + size_b
     begin = min(total, np.int64(tile) * TILE + cuda.threadIdx.x * ITEMS)
     end = min(total, begin + ITEMS)
-    first_a = _from_a(index_a, index_b, begin)
+    first_a = _from_a(index_a, size_a, index_b, size_b, begin)
     at = np.int64(0)
     for is_writing in range(2):
         a, b, written = first_a, begin - first_a, np.int64(0)
         for _ in range(end - begin):
-            if b >= index_b.size or (a < index_a.size and index_a[a] <= index_b[b]):
+            if b >= size_b or (a < size_a and index_a[a] <= index_b[b]):
                 if is_writing:
-                    both = b < index_b.size and index_b[b] == index_a[a]
+                    both = b < size_b and index_b[b] == index_a[a]
                     index_out[at + written] = index_a[a]
                     value_out[at + written] = value_a[a] + value_b[b] if both else value_a[a]
                 written += 1
@@ -425,7 +435,7 @@ def merge_add(index_a, value_a, index_b, value_b, index_out, value_out, state, f
 
 
 _SELECT_REST = (types.int32, types.int32, types.int32, _i4, _f4, _i8, _i8)
-# What the tests compile for every architecture: the kernel, and the types it is launched with.
+# What the tests compile for every architecture: the kernels, and the types they are launched with.
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "select": (SELECT, (_f4, _f4, *_SELECT_REST)),
     "keep": (keep, (_i4, _f4, _i4, _i8, _i8)),
@@ -436,9 +446,9 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "set_control": (set_control, (_i4, types.int32, types.int64, _i8)),
     "scatter_add": (scatter_add, (_f4, _i4, _f4)),
     "clear_common": (clear_common, (_f4, _i4, _i4)),
-    "merge_add": (merge_add, (_i4, _f4, _i4, _f4, _i4, _f4, _i8, _i8)),
+    "merge_add": (merge_add, (_i4, _f4, _i8, _i4, _f4, _i8, _i4, _f4, _i8, _i8)),
 }
-for _kind, _gradient in _GRADIENTS.items():
+for _kind, _gradient in GRADIENTS.items():
     SIGNATURES |= {
         f"accumulate_select {_kind}": (ACCUMULATE_SELECT[_kind], (_f4, _gradient, *_SELECT_REST)),
         f"accumulate {_kind}": (ACCUMULATE[_kind], (_f4, _gradient)),

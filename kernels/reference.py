@@ -1,8 +1,10 @@
 """The kernels in NumPy: slow, plain, and the oracle for every other form."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from okrt.kernels.bits import MAGNITUDE_MASK, widen
+from okrt.kernels.bits import MAGNITUDE_MASK, narrow, widen
 
 
 def magnitude_bits(values: np.ndarray) -> np.ndarray:
@@ -52,6 +54,11 @@ def count(values: np.ndarray, threshold: int) -> int:
     return int(np.count_nonzero(magnitude_bits(values) >= threshold))
 
 
+def counts(values: np.ndarray, thresholds: Sequence[int]) -> np.ndarray:
+    """How many elements are of at least each of the thresholds."""
+    return np.array([count(values, threshold) for threshold in thresholds], np.int64)
+
+
 def histogram(values: np.ndarray, low: int, shift: int, counts: np.ndarray) -> None:
     """Adds to counts[j] how many magnitudes have (bits - low) >> shift equal to j; others are passed over."""
     offset = magnitude_bits(values) - low
@@ -66,9 +73,31 @@ def accumulate_histogram(residual, gradient, low, shift, counts) -> None:
 
 
 def moments(values: np.ndarray) -> tuple[float, float]:
-    """Sum and sum of squares, in double precision."""
-    wide = values.astype(np.float64)
-    return float(wide.sum()), float((wide * wide).sum())
+    """Sum and sum of squares, in double precision; always added up in the same order, by blocks.
+
+    A block of 2048 is 32 rows of 64: rows are summed, then halves are added to each other; blocks by `chunked_sum`.
+    """
+    wide = np.zeros(-(-values.size // 2048) * 2048)
+    wide[: values.size] = values
+    sums = []
+    for rows in (wide.reshape(-1, 32, 64), np.square(wide).reshape(-1, 32, 64)):
+        lanes = np.zeros((len(rows), 64))
+        for row in range(32):
+            lanes += rows[:, row]
+        while lanes.shape[1] > 1:
+            half = lanes.shape[1] // 2
+            lanes = lanes[:, :half] + lanes[:, half:]
+        sums.append(chunked_sum(lanes[:, 0]))
+    return sums[0], sums[1]
+
+
+def chunked_sum(values: np.ndarray) -> float:
+    """The sum of chunks of 64, each added up from its first to its last, and of the sums of these in the same way."""
+    while values.size > 1:
+        chunks = np.zeros(-(-values.size // 64) * 64)
+        chunks[: values.size] = values
+        values = np.cumsum(chunks.reshape(-1, 64), axis=1)[:, -1]
+    return float(values[0]) if values.size else 0.0
 
 
 def kth_magnitude(values: np.ndarray, k: int) -> int:
@@ -114,6 +143,41 @@ def merge_add(index_a, value_a, index_b, value_b, index_out, value_out) -> int:
 def clear_common(residual: np.ndarray, index_a: np.ndarray, index_b: np.ndarray) -> None:
     """residual = 0 at the indexes that are in both sorted lists."""
     residual[np.intersect1d(index_a, index_b)] = 0
+
+
+def take(dense: np.ndarray, index: np.ndarray, out: np.ndarray) -> None:
+    """Moves the elements of distinct indexes to `out`: zeros stay behind."""
+    out[:] = dense[index]
+    dense[index] = 0
+
+
+def put(dense: np.ndarray, first_index: int, index: np.ndarray, value: np.ndarray) -> None:
+    """dense[index - first_index] = value; indexes are distinct."""
+    dense[index - first_index] = value
+
+
+def cuts(index: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Where the sorted indexes reach each of the bounds (a host array, as is the result)."""
+    return np.searchsorted(index, bounds)
+
+
+def keep_lost(residual: np.ndarray, index, value, kept: np.ndarray, delivered: np.ndarray) -> None:
+    """residual[index] += value for those of the sorted indexes that were not kept but are delivered all the same."""
+    lost = np.isin(index, delivered, assume_unique=True) & ~np.isin(index, kept, assume_unique=True)
+    residual[index[lost]] += value[lost]
+
+
+def mean(total: np.ndarray, size: int, out: np.ndarray) -> None:
+    """out = total / size, rounded to the gradient type of `out`, which may be the memory of the total."""
+    if out.dtype == np.float32:
+        np.divide(total, np.float32(size), out=out)
+    else:
+        out[:] = narrow(total / np.float32(size), out.dtype)
+
+
+def rounding_error(total: np.ndarray, size: int, rounded: np.ndarray, out: np.ndarray) -> None:
+    """out = total - size * rounded: what the rounding of `mean` took away from the sums."""
+    out[:] = total - widen(rounded) * np.float32(size)
 
 
 def lag_adamw(weight, gradient, moments, index, table, step, lr, bias1, bias2, eps, cap) -> float:

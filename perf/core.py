@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from okrt.kernels import cpu
-from okrt.kernels.lanes import Lanes
+from okrt.kernels.host import Host
 
 BYTES_PER_ELEMENT = 12
 
@@ -48,16 +48,16 @@ class Core:
         self.threshold = cpu.kth_magnitude(self.residual, self.k)
 
     def compare(self, threads: int, rounds: int) -> dict[str, float]:
-        lanes = Lanes(threads)
-        index = np.empty((threads, 2 * self.k), np.int32)
-        value = np.empty((threads, 2 * self.k), np.float32)
+        host = Host(threads)
+        index = np.empty(2 * self.k, np.int32)
+        value = np.empty(2 * self.k, np.float32)
 
         def run_triad() -> None:
             a, b, c = self.target, self.residual, self.gradient
-            lanes.map(lambda _, at: triad(a[at], b[at], c[at], np.float32(3)), self.elements)
+            host.map(lambda _, at: triad(a[at], b[at], c[at], np.float32(3)), self.elements)
 
         def run_select() -> None:
-            found = lanes.accumulate_select(self.residual, self.gradient, self.threshold, index, value)
+            found = host.accumulate_select(self.residual, self.gradient, self.threshold, 0, index, value)
             assert found == self.k, f"{found} entries found, {self.k} expected"
 
         run_triad()

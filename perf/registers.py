@@ -44,13 +44,13 @@ def compile_here(architecture: int) -> dict[str, dict[str, int]]:
     from numba import cuda
     from numba.cuda import dispatcher
 
-    from okrt.kernels.cuda_code import SIGNATURES
+    from okrt.kernels import cuda_code, cuda_entries
 
     capability = divmod(architecture, 10)
     # Functions that kernels call are compiled for the GPU at hand; there need not be one.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     rows = {}
-    for name, (kernel, signature) in SIGNATURES.items():
+    for name, (kernel, signature) in (cuda_code.SIGNATURES | cuda_entries.SIGNATURES).items():
         text, _ = cuda.compile_ptx(kernel.py_func, signature, cc=capability)
         assert f".target sm_{architecture}" in text
         command = [str(ptxas()), "-v", f"-arch=sm_{architecture}", "-o", os.devnull, "/dev/stdin"]

@@ -118,3 +118,15 @@ def start() -> Start:
         return done
 
     return run
+
+
+@pytest.fixture(scope="module")
+def simulator() -> Iterator[None]:
+    """Numba's simulator of CUDA: its threads are Python's and one of them polls, so Python is to switch often."""
+    pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'okrt[cuda12]'")
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
+        pytest.skip("set NUMBA_ENABLE_CUDASIM=1, as make test does")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    yield
+    sys.setswitchinterval(before)

@@ -7,6 +7,7 @@ import torch
 from okrt import buffers
 from okrt.buffers import view
 from okrt.errors import UsageError
+from okrt.kernels.bits import narrow
 from tests.laws import DTYPES, wide
 
 BITS = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.int16}
@@ -18,10 +19,10 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 def test_view_shares_memory_and_gives_back_the_same_kind(dtype, n):
     x = DTYPES[dtype](np.arange(n, dtype=np.float32))
     seen = view(x)
-    kind = dtype.removeprefix("torch.")
-    assert (seen.size, seen.dtype, seen.is_torch) == (n, kind, dtype.startswith("torch"))
+    kind, library = dtype.removeprefix("torch."), "torch" if dtype.startswith("torch") else "numpy"
+    assert (seen.size, seen.dtype, seen.library, seen.place) == (n, kind, library, "host")
     assert seen.data.dtype == BITS[kind]
-    seen.data[:] = seen.narrowed(np.full(n, -2.5, np.float32))
+    seen.data[:] = narrow(np.full(n, -2.5, np.float32), seen.data.dtype)
     assert wide(x).tolist() == [-2.5] * n
     back = seen.result(seen.data.copy())
     assert (type(back), back.dtype) == (type(x), x.dtype)
@@ -42,11 +43,11 @@ def test_rounds_to_nearest_even(dtype):
     """As NumPy and torch round: halfway cases to even, what overflows to the largest finite number."""
     seen = view(DTYPES[dtype](np.ones(1, np.float32)))
     values = np.array([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1e-7, -65519], np.float32)
-    rounded = wide(seen.result(seen.narrowed(values)))
+    rounded = wide(seen.result(narrow(values, seen.data.dtype)))
     expected = wide(DTYPES[dtype](values))
     np.testing.assert_array_equal(rounded, expected)
     largest = np.finfo(np.float32).max
-    top = wide(seen.result(seen.narrowed(np.array([largest, -largest], np.float32))))
+    top = wide(seen.result(narrow(np.array([largest, -largest], np.float32), seen.data.dtype)))
     assert np.isfinite(top).all() and top[0] == -top[1] > 65000
 
 

@@ -33,7 +33,7 @@ import torch
 from okrt.engine.buckets import SLOT_ATTRIBUTE
 from okrt.errors import UsageError
 from okrt.kernels import cpu
-from okrt.kernels.lanes import Lanes
+from okrt.kernels.host import Host
 from okrt.world import init
 
 NEEDED = "lr, eps, weight_decay >= 0, betas in [0, 1), lag_cap >= 1, balance and noise in [0, 1]"
@@ -89,7 +89,7 @@ class LagAdamW(torch.optim.Optimizer):
                 if not self.state[p]:
                     # Side by side, so that a coordinate costs one cache miss: m, v, and the step of the last delivery.
                     self.state[p]["moments"] = torch.zeros(p.numel(), 3)
-            lanes().each(functools.partial(self._step_parameter, group, table), changing)
+            host().each(functools.partial(self._step_parameter, group, table), changing)
         return loss
 
     @torch.no_grad()
@@ -121,9 +121,9 @@ class LagAdamW(torch.optim.Optimizer):
 
 
 @functools.cache
-def lanes() -> Lanes:
+def host() -> Host:
     """The threads of this rank; a parameter is the work of one, so that sums do not depend on their number."""
-    return Lanes(init().threads)
+    return Host(init().threads)
 
 
 def balance(

@@ -1,14 +1,16 @@
 """What all reducers share: the checks, the agreement of the ranks, and the account of a step."""
 
 import abc
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from okrt.buffers import View, view
+from okrt.buffers import HOST, View, device_kernels, view
 from okrt.errors import NonFiniteGradient, UsageError
-from okrt.kernels.lanes import Lanes
+from okrt.kernels.host import Host
 from okrt.transport import Transport
 from okrt.world import agree, init
 
@@ -49,11 +51,13 @@ class Cost:
 
 def check_out(out: Any, source: View) -> None:
     target = view(out)
-    if (target.size, target.dtype, target.is_torch) != (source.size, source.dtype, source.is_torch):
+    if (target.size, target.dtype, target.library, target.memory) != (
+        *(source.size, source.dtype, source.library, source.memory),
+    ):
         raise UsageError(
             f"out holds {target.size} {target.dtype}: it must be of the kind, type and length of the input"
         )
-    if not target.data.flags.writeable:
+    if not target.is_writeable:
         raise UsageError("out cannot be written")
 
 
@@ -73,14 +77,16 @@ class Reducer(abc.ABC):
         self.transport: Transport = init().transport if transport is None else transport
         self.skipped_steps = 0
         self.last: StepStats | None = None
-        self.delivered: np.ndarray | None = None
+        self.delivered: Any = None
         """sorted indexes of the last result, good until the next call; None if all were delivered"""
-        self._lanes = Lanes(init().threads)
+        self._kernels: Any = Host(init().threads)
         self._steps = 0
         self._expected: tuple[int, str] | None = None
+        self._place: str | None = None  # where the arrays are, once there has been one
+        self._make_buffers()
 
     @property
-    def residual(self) -> np.ndarray | None:
+    def residual(self) -> Any:
         """What is kept back for the next steps; None for exact reducers and before the first step."""
         return None
 
@@ -90,16 +96,16 @@ class Reducer(abc.ABC):
         Given `out`, an array like x (or x itself, for a reduction in place), the result is written there and no memory
         of full length is needed.
         """
-        source = self._begin(x, out)
-        target = np.empty_like(source.data) if out is None else view(out).data
-        if self._stats.skipped:
-            target[:] = 0
-            self.delivered = np.empty(0, np.int32)
-        else:
-            self.delivered = None
-            self._mean(source, target)
-        self._finish()
-        return source.result(target) if out is None else out
+        with self._begun(x, out) as source:
+            target = self._kernels.empty(source.size, source.data.dtype) if out is None else view(out).data
+            if self._stats.skipped:
+                self._kernels.clear(target)
+                self.delivered = self._kernels.empty(0, np.int32)
+            else:
+                self.delivered = None
+                self._mean(source, target)
+            self._finish()
+            return source.result(target) if out is None else out
 
     @staticmethod
     @abc.abstractmethod
@@ -107,7 +113,7 @@ class Reducer(abc.ABC):
         """The bound for n elements of which k are sent, on `size` ranks."""
 
     @abc.abstractmethod
-    def _mean(self, source: View, target: np.ndarray) -> None:
+    def _mean(self, source: View, target: Any) -> None:
         """Writes the mean over ranks, as the source's bits type; target may be the source's own memory."""
 
     def _plan(self) -> dict[str, Any]:
@@ -117,23 +123,44 @@ class Reducer(abc.ABC):
     def _k(self, n: int) -> int:
         return n
 
-    def _begin(self, x: Any, out: Any = None) -> View:
-        """Checks the array on all ranks at once; whatever is wrong on one is an error on every rank."""
+    @abc.abstractmethod
+    def _make_buffers(self) -> None:
+        """What a reduction works in, in the memory of the kernels."""
+
+    def _move_to(self, kernels: Any) -> None:
+        """From host memory, before the first reduction."""
+        self._kernels = kernels
+        self._make_buffers()
+
+    @contextlib.contextmanager
+    def _begun(self, x: Any, out: Any = None) -> Iterator[View]:
+        """The view of x, checked on all ranks at once; on a GPU all inside goes to the stream the caller works on."""
+        source, refusal = None, None
+        try:
+            source = view(x)
+            if self._place is None and source.place != HOST:
+                self._move_to(device_kernels(source))
+            self._check_expected(source)
+            if out is not None:
+                check_out(out, source)
+        except UsageError as error:
+            refusal = error
+        with self._kernels.on(None if source is None else source.stream):
+            self._begin(source, refusal)
+            assert source is not None
+            yield source
+
+    def _begin(self, source: View | None, refusal: UsageError | None) -> None:
+        """Agrees on the array; whatever is wrong on one rank is an error on every rank."""
         ledger = self.transport.ledger
         ledger.begin()
         self.transport.idle = iter(())
-        refusal, source, finite = None, None, True
+        finite = True
         plan = self._plan()
         with ledger.phase("check"):
-            try:
-                source = view(x)
-                self._check_expected(source)
-                if out is not None:
-                    check_out(out, source)
-                plan |= {"length": source.size, "dtype": source.dtype}
-                finite = self._lanes.all_finite(source.data)
-            except UsageError as error:
-                refusal = error
+            if source is not None and refusal is None:
+                plan |= {"length": source.size, "dtype": source.dtype, "memory": source.memory}
+                finite = self._kernels.all_finite(source.data)
         with ledger.phase("agree"):
             any_not_finite = agree(self.transport, plan, refusal, flag=not finite)
         assert source is not None
@@ -143,10 +170,9 @@ class Reducer(abc.ABC):
                 f"NaN or Inf in the gradient of rank {', '.join(map(str, ranks))}; residuals are untouched "
                 '(nan="skip" passes over such steps)'
             )
-        self._expected = (source.size, source.dtype)
+        self._expected, self._place = (source.size, source.dtype), source.place
         self._stats = StepStats(k=self._k(source.size), skipped=any_not_finite)
         self.skipped_steps += any_not_finite
-        return source
 
     def _check_expected(self, source: View) -> None:
         if self._expected not in (None, (source.size, source.dtype)):
@@ -154,6 +180,11 @@ class Reducer(abc.ABC):
             raise UsageError(
                 f"this reducer serves a tensor of {length} {dtype}, it was given {source.size} {source.dtype}: "
                 "make one reducer for each tensor"
+            )
+        if self._place not in (None, source.place):
+            raise UsageError(
+                f"this reducer serves a tensor on {self._place}, it was given one on {source.place}: "
+                "make one reducer for each"
             )
 
     def _finish(self) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from okrt.kernels import cpu
 from okrt.kernels.bits import MAGNITUDE_BITS, threshold_bits, threshold_value
 from okrt.transport import Transport
 from okrt.transport.ledger import log2_ceil
@@ -31,32 +30,33 @@ class GlobalThreshold:
         self._drift = 0.0  # change of its logarithm in a step
         self._slope = 4.0  # - d log(count) / d log(threshold)
 
-    def candidates(self, total: np.ndarray, k: int, spare_words: Callable[[], int]) -> np.ndarray:
+    def candidates(self, kernels: Any, total: Any, k: int, spare_words: Callable[[], int]) -> np.ndarray:
         """How many sums of each rank are to be looked at for the top-k: about k in all, or all if there are no more.
 
-        `total` are this rank's sums; spare_words() tells how many words every rank may still receive for a search.
+        `total` are this rank's sums, where the kernels work; spare_words() tells how many words every rank may still
+        receive for a search.
         """
         predicted = self._last > 0
-        thresholds = self._predicted(k) if predicted else self._searched(total, k, spare_words()) or [1]
-        table = self._count(total, thresholds)
+        thresholds = self._predicted(k) if predicted else self._searched(kernels, total, k, spare_words()) or [1]
+        table = self._count(kernels, total, thresholds)
         if int(table[:, 0].sum()) <= k:
             self._last, self._drift = threshold_value(1), 0.0
             return table[:, 0]
         reached = table[:, 1:].sum(axis=0)
         if predicted and not (reached[0] >= ACCEPT[0] * k and reached[-1] <= ACCEPT[1] * k):
-            found = self._searched(total, k, spare_words())
+            found = self._searched(kernels, total, k, spare_words())
             if found:
                 thresholds = found
-                table = self._count(total, thresholds)
+                table = self._count(kernels, total, thresholds)
                 reached = table[:, 1:].sum(axis=0)
         chosen = max(0, int(np.count_nonzero(reached >= k)) - 1)
         self._learn(thresholds, reached, chosen, k)
         return table[:, 1 + chosen]
 
-    def _count(self, total: np.ndarray, thresholds: list[int]) -> np.ndarray:
+    def _count(self, kernels: Any, total: Any, thresholds: list[int]) -> np.ndarray:
         """A row for each rank: all its sums but zeros, and those that reach each threshold."""
-        counts = [cpu.count(total, threshold) for threshold in (1, *thresholds)]
-        return self._transport.allgather(np.array(counts, np.int32)).astype(np.int64)
+        counts = kernels.counts(total, (1, *thresholds))
+        return self._transport.allgather(counts.astype(np.int32)).astype(np.int64)
 
     def _predicted(self, k: int) -> list[int]:
         """Ascending thresholds around the expected one."""
@@ -65,7 +65,7 @@ class GlobalThreshold:
         shares = FINE_GRID if fine else COARSE_GRID
         return [threshold_bits(math.exp(centre - math.log(share) / self._slope)) for share in shares]
 
-    def _searched(self, total: np.ndarray, k: int, spare_words: int) -> list[int]:
+    def _searched(self, kernels: Any, total: Any, k: int, spare_words: int) -> list[int]:
         """A threshold that k sums reach, and one slightly above, from histograms each inside one bin of the last.
 
         Empty if there are too few words for it.
@@ -79,7 +79,7 @@ class GlobalThreshold:
         for _ in range(rounds):
             shift -= bins.bit_length() - 1
             counts = np.zeros(bins, np.int64)
-            cpu.histogram(total, low, shift, counts)
+            kernels.histogram(total, low, shift, counts)
             summed = counts.astype(np.int32)
             self._transport.allreduce(summed, "sum")
             at_least = np.cumsum(summed[::-1], dtype=np.int64)[::-1]

@@ -4,12 +4,11 @@ Any number of ranks. An index dropped on the way up by one branch may be in the 
 that dropped it then keeps the partial sum in its residual, or its share of the gradient would be lost.
 """
 
-import numpy as np
+from typing import Any
 
-from okrt.kernels import cpu
 from okrt.reducers.base import Cost
 from okrt.reducers.merging import SortedSum, Words
-from okrt.reducers.sparse import Delivered, SparseReducer
+from okrt.reducers.sparse import Delivered, Merged, SparseReducer
 from okrt.select import Selection
 from okrt.transport.ledger import log2_ceil
 
@@ -22,25 +21,23 @@ class GTopk(SparseReducer):
         return Cost(2 * log2_ceil(size), 4 * k * log2_ceil(size))
 
     def _make_buffers(self) -> None:
-        self._outgoing, self._incoming = Words(), Words()
-        self._sum = SortedSum()
+        super()._make_buffers()
+        kernels = self._kernels
+        self._outgoing, self._incoming = Words(kernels), Words(kernels)
+        self._sum = SortedSum(kernels)
 
     def _exchange(self, selection: Selection, n: int) -> Delivered:
         with self.transport.ledger.phase("reduce"):
-            index, total, dropped = self._merge_up(selection)
+            index, total, merged = self._merge_up(selection)
         with self.transport.ledger.phase("gather"):
             index, total = self._broadcast_down(index, total)
-        put_back = []
-        for lost_index, lost_total in dropped:
-            delivered = np.isin(lost_index, index, assume_unique=True)
-            put_back.append((lost_index[delivered], lost_total[delivered]))
-        return Delivered(index, total, selection.index, tuple(put_back))
+        return Delivered(index, total, selection.index, tuple(merged))
 
-    def _merge_up(self, selection: Selection) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-        """The top-k of the sums of this rank's subtree, and the sums dropped here on the way to it."""
+    def _merge_up(self, selection: Selection) -> tuple[Any, Any, list[Merged]]:
+        """The top-k of the sums of this rank's subtree, and the sums that they were chosen from."""
         transport, k, codec = self.transport, self._stats.k, self._codec
         index, total = selection.index, selection.value
-        dropped = []
+        merged = []
         distance = 1
         while distance < transport.size:
             if transport.rank & distance:
@@ -52,12 +49,16 @@ class GTopk(SparseReducer):
                 length = transport.receive(transport.rank + distance, space)
                 self._sum.add(index, total)
                 self._sum.add(*codec.decode(space[:length]))
-                index, total, lost = top_and_rest(*self._sum.total(), k)
-                dropped.append(lost)
+                all_index, all_total = self._sum.total()
+                # Copies: the next sum is made in the same memory.
+                index, total = all_index.copy(), all_total.copy()
+                kept = self._kernels.keep_top(index, total, k)
+                index, total = index[:kept], total[:kept]
+                merged.append(Merged(all_index.copy(), all_total.copy(), index))
             distance *= 2
-        return index, total, dropped
+        return index, total, merged
 
-    def _broadcast_down(self, index: np.ndarray, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _broadcast_down(self, index: Any, total: Any) -> tuple[Any, Any]:
         """The root's sum on every rank, along the same tree."""
         transport = self.transport
         lowest = transport.rank & -transport.rank or 1 << (transport.size - 1).bit_length()
@@ -72,13 +73,3 @@ class GTopk(SparseReducer):
                 transport.send(transport.rank + distance, message)
             distance //= 2
         return self._codec.decode(message)
-
-
-def top_and_rest(
-    index: np.ndarray, total: np.ndarray, k: int
-) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """The k largest sums, in place, and a copy of the others."""
-    all_index, all_total = index.copy(), total.copy()
-    kept = cpu.keep_top(index, total, k)
-    others = np.isin(all_index, index[:kept], assume_unique=True, invert=True)
-    return index[:kept], total[:kept], (all_index[others], all_total[others])

@@ -1,11 +1,12 @@
 """Sums of sorted lists of entries, in buffers that grow to what is needed and stay."""
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
 from okrt.codec import Coo
-from okrt.kernels import cpu
+from okrt.kernels.pairs import Pairs
 from okrt.select import Selection
 from okrt.transport import Transport
 
@@ -13,13 +14,28 @@ from okrt.transport import Transport
 class Words:
     """An int32 buffer that is made longer when more is asked for, and never shorter."""
 
-    def __init__(self) -> None:
-        self._array = np.empty(0, np.int32)
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+        self._array = kernels.empty(0, np.int32)
 
-    def __call__(self, length: int) -> np.ndarray:
+    def __call__(self, length: int) -> Any:
         if self._array.size < length:
-            self._array = np.empty(length + length // 8, np.int32)
+            self._array = self._kernels.empty(length + length // 8, np.int32)
         return self._array[:length]
+
+
+class Space:
+    """Where `SortedSum` puts one list."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+        self._index, self._value = Words(kernels), Words(kernels)
+        self._room: Pairs | None = None
+
+    def __call__(self, length: int) -> Pairs:
+        if self._room is None or self._room.index.size < length:
+            self._room = self._kernels.room(self._index(length), self._value(length).view(np.float32))
+        return self._room
 
 
 class SortedSum:
@@ -28,47 +44,45 @@ class SortedSum:
     The order of merges depends on the number of lists alone, so that equal lists give equal bits.
     """
 
-    def __init__(self) -> None:
-        self._spaces: defaultdict[tuple[int, int], tuple[Words, Words]] = defaultdict(lambda: (Words(), Words()))
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+        self._spaces: defaultdict[tuple[int, int], Space] = defaultdict(lambda: Space(kernels))
         self._turns: defaultdict[int, int] = defaultdict(int)
-        self._pending: list[tuple[int, np.ndarray, np.ndarray]] = []
+        self._pending: list[tuple[int, Pairs]] = []
 
-    def add(self, index: np.ndarray, value: np.ndarray) -> None:
+    def add(self, index: Any, value: Any) -> None:
         """Takes one list, which must stay as it is until `total`."""
-        level = 0
+        level, pairs = 0, Pairs(index, value)
         while self._pending and self._pending[-1][0] == level:
-            index, value = self._merged(level, index, value)
+            pairs = self._merged(level, pairs)
             level += 1
-        self._pending.append((level, index, value))
+        self._pending.append((level, pairs))
 
-    def total(self) -> tuple[np.ndarray, np.ndarray]:
+    def total(self) -> tuple[Any, Any]:
         """Indexes and sums of all lists (at least one) since the last call; good until the next call."""
-        level, index, value = self._pending.pop()
+        level, pairs = self._pending.pop()
         while self._pending:
             level = self._pending[-1][0]
-            index, value = self._merged(level, index, value)
-        return index, value
+            pairs = self._merged(level, pairs)
+        return self._kernels.settled(pairs)
 
-    def _merged(self, level: int, index: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _merged(self, level: int, later: Pairs) -> Pairs:
         """The sum of the last pending list and this one, in one of two spaces of the next level."""
-        _, earlier_index, earlier_value = self._pending.pop()
-        room = earlier_index.size + index.size
+        _, earlier = self._pending.pop()
         self._turns[level] ^= 1
-        index_space, value_space = self._spaces[level, self._turns[level]]
-        index_out, value_out = index_space(room), value_space(room).view(np.float32)
-        length = cpu.merge_add(earlier_index, earlier_value, index, value, index_out, value_out)
-        return index_out[:length], value_out[:length]
+        space = self._spaces[level, self._turns[level]]
+        return self._kernels.merge(earlier, later, space(earlier.index.size + later.index.size))
 
 
 class GatheredSum:
     """Every rank gets all entries of all ranks and sums them in the order of ranks: 2(P-1) words an entry."""
 
-    def __init__(self, transport: Transport, codec: Coo) -> None:
+    def __init__(self, transport: Transport, codec: Coo, kernels: Any) -> None:
         self._transport, self._codec = transport, codec
-        self._outgoing, self._incoming = Words(), Words()
-        self._sum = SortedSum()
+        self._outgoing, self._incoming = Words(kernels), Words(kernels)
+        self._sum = SortedSum(kernels)
 
-    def __call__(self, selection: Selection) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, selection: Selection) -> tuple[Any, Any]:
         """Indexes and sums, good until the next call."""
         transport, codec = self._transport, self._codec
         with transport.ledger.phase("gather"):

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from okrt.kernels import cpu
 from okrt.reducers.base import Cost
 from okrt.reducers.global_threshold import GlobalThreshold
 from okrt.reducers.merging import GatheredSum, Words
@@ -40,10 +39,15 @@ class OkTopk(SparseReducer):
         return Cost(2 * size + 2 * log2_ceil(size), 6 * k * (size - 1) / size)
 
     def _make_buffers(self) -> None:
-        self._gathered_sum = GatheredSum(self.transport, self._codec)
-        self._region_sum = RegionSum(self.transport, self._codec)
-        self._outgoing, self._incoming = Words(), Words()
-        self._result = Words(), Words()
+        super()._make_buffers()
+        kernels = self._kernels
+        self._gathered_sum = GatheredSum(self.transport, self._codec, kernels)
+        self._region_sum = RegionSum(self.transport, self._codec, kernels)
+        self._outgoing, self._incoming = Words(kernels), Words(kernels)
+        self._result = Words(kernels), Words(kernels)
+        self._balanced = Words(kernels), Words(kernels)
+
+    def _make_state(self) -> None:
         self._partition = Partition()
         self._partition_step = 0
         self._partition_imbalance = 1.0
@@ -57,7 +61,7 @@ class OkTopk(SparseReducer):
         if 2 * k * (size - 1) <= 4 * k * (size - 1) // size + 4 * size + 32:
             # Two ranks, or a tiny k: sending everything to all is as cheap, takes one round, and is exact.
             index, total = self._gathered_sum(selection)
-            kept = cpu.keep_top(index, total, k)
+            kept = self._kernels.keep_top(index, total, k)
             return Delivered(index[:kept], total[:kept], selection.index)
         selection, index, total = self._split_and_reduce(selection, n)
         with self.transport.ledger.phase("threshold"):
@@ -67,7 +71,7 @@ class OkTopk(SparseReducer):
             index, total = self._balance_and_allgatherv(index[own], total[own], blocks)
         return Delivered(index, total, selection.index, is_share=self.complete)
 
-    def _split_and_reduce(self, selection: Selection, n: int) -> tuple[Selection, np.ndarray, np.ndarray]:
+    def _split_and_reduce(self, selection: Selection, n: int) -> tuple[Selection, Any, Any]:
         """What was sent of the selection, and the sums of this rank's region."""
         transport = self.transport
         with transport.ledger.phase("partition"):
@@ -85,7 +89,7 @@ class OkTopk(SparseReducer):
         self._split_words = transport.ledger.words_received - control_words
         return selection, index, total
 
-    def _agree_on_regions(self, index: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _agree_on_regions(self, index: Any, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where this rank's entries are cut, how many come from each rank, and how many each rank will receive."""
         if self._stats.k == n:
             # All entries may go: regions of even width are the only ones that are sure to hold them.
@@ -104,9 +108,9 @@ class OkTopk(SparseReducer):
             self._partition_imbalance = max(1.0, imbalance)
         return cuts, coming, received
 
-    def _count_regions(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    def _count_regions(self, index: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
         """As above, and how much the fullest region is above the mean."""
-        cuts = np.searchsorted(index, self._partition.bounds())
+        cuts = self._kernels.cuts(index, self._partition.bounds())
         to_ranks = np.empty(self.transport.size, np.int32)
         to_ranks[self._partition.owners] = np.diff(cuts)
         coming = self.transport.alltoall(to_ranks)
@@ -117,7 +121,7 @@ class OkTopk(SparseReducer):
         imbalance = float(self._region_counts.max() / max(1.0, self._region_counts.mean()))
         return cuts, coming, table[:, 0], imbalance
 
-    def _repartition(self, index: np.ndarray, n: int) -> bool:
+    def _repartition(self, index: Any, n: int) -> bool:
         """New bounds, so that every region gets about the same number of entries, if there is budget for it."""
         size, k = self.transport.size, self._stats.k
         count_type = self._count_type()
@@ -132,13 +136,13 @@ class OkTopk(SparseReducer):
             bins, rounds = 0, 0
 
         def total_counts(edges: np.ndarray) -> np.ndarray:
-            counts: np.ndarray = np.diff(np.searchsorted(index, edges)).astype(count_type)
+            counts: np.ndarray = np.diff(self._kernels.cuts(index, edges)).astype(count_type)
             self.transport.allreduce(counts, "sum")
             return counts
 
         self._partition.make(n, size, bins, rounds, total_counts)
         if rounds:
-            counts = np.diff(np.searchsorted(index, self._partition.bounds()))
+            counts = np.diff(self._kernels.cuts(index, self._partition.bounds()))
             self._partition.assign(counts, self.transport.rank, CLAIM_ROUNDS, self.transport.allgather)
         self._partition_step = self._steps
         return True
@@ -179,14 +183,14 @@ class OkTopk(SparseReducer):
             allowed = part.stop - part.start
             if owner != self.transport.rank:
                 allowed = int(quota(np.array([allowed]), int(received[owner]), cap)[0])
-            kept = cpu.keep_top(index[part], value[part], allowed)
+            kept = self._kernels.keep_top(index[part], value[part], allowed)
             to = slice(new_cuts[region], new_cuts[region] + kept)
             index[to] = index[part][:kept]
             value[to] = value[part][:kept]
             new_cuts[region + 1] = to.stop
         return Selection(index[: new_cuts[-1]], value[: new_cuts[-1]], selection.threshold), new_cuts
 
-    def _cut_to_global_top(self, index: np.ndarray, total: np.ndarray) -> np.ndarray:
+    def _cut_to_global_top(self, index: Any, total: Any) -> np.ndarray:
         """Moves the sums to deliver to the front; returns how many each rank has."""
         size, k = self.transport.size, self._stats.k
         even = self._gather_words * k * (size - 1) // size
@@ -194,9 +198,9 @@ class OkTopk(SparseReducer):
         def spare_words() -> int:
             return min(int(self._room_words().min()) - even - 8 * size, int(SEARCH_SHARE * k) + 4 * size + 32)
 
-        candidates = self._threshold.candidates(total, k, spare_words)
+        candidates = self._threshold.candidates(self._kernels, total, k, spare_words)
         blocks = fitting_blocks(candidates, k, self._room_words() // self._gather_words, self._balance_above)
-        cpu.keep_top(index, total, int(blocks[self.transport.rank]))
+        self._kernels.keep_top(index, total, int(blocks[self.transport.rank]))
         # What a rank receives grows with the entries of its region and falls with the sums that are its own.
         received = (size - 1) * self._region_counts - size * blocks
         self._partition.shift(np.maximum(received, 0))
@@ -207,9 +211,7 @@ class OkTopk(SparseReducer):
         control = self.transport.ledger.words_received - self._split_words
         return self._limit_words - control - 2 * self._received
 
-    def _balance_and_allgatherv(
-        self, index: np.ndarray, total: np.ndarray, blocks: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _balance_and_allgatherv(self, index: Any, total: Any, blocks: np.ndarray) -> tuple[Any, Any]:
         """The entries of all ranks, in index order; with `complete` the totals are this rank's only."""
         count = int(blocks.sum())
         if needs_balance(blocks, self._balance_above):
@@ -224,15 +226,13 @@ class OkTopk(SparseReducer):
             part = slice(at, at + int(blocks[owner]))
             message = gathered[ends[owner] - words * blocks[owner] : ends[owner]]
             if self.complete:
-                all_index[part], all_total[part] = message, total if owner == self.transport.rank else 0
+                all_index[part], all_total[part] = message, total if owner == self.transport.rank else 0.0
             else:
                 all_index[part], all_total[part] = self._codec.decode(message)
             at = part.stop
         return all_index, all_total
 
-    def _balance(
-        self, index: np.ndarray, total: np.ndarray, blocks: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _balance(self, index: Any, total: Any, blocks: np.ndarray) -> tuple[Any, Any, np.ndarray]:
         """The same entries in the same order over all ranks, evenly spread."""
         rank, owners = self.transport.rank, self._partition.owners
         own_region = int(np.flatnonzero(owners == rank)[0])
@@ -253,10 +253,12 @@ class OkTopk(SparseReducer):
             pass
         if rank in outgoing:
             incoming[rank][:] = outgoing[rank]
-        parts = [self._codec.decode(message) for message in incoming.values()]
-        none = (np.empty(0, np.int32), np.empty(0, np.float32))
-        new_index = np.concatenate([part[0] for part in parts] or [none[0]])
-        new_total = np.concatenate([part[1] for part in parts] or [none[1]])
+        new_index, new_total = self._balanced[0](int(even[rank])), self._balanced[1](int(even[rank])).view(np.float32)
+        at = 0
+        for message in incoming.values():
+            part = slice(at, at + message.size // 2)
+            new_index[part], new_total[part] = self._codec.decode(message)
+            at = part.stop
         return new_index, new_total, even
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Sums of whole arrays over the ranks: every rank sums one part of them, then the parts go to all."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from okrt.kernels.bits import widen
 from okrt.reducers.merging import Words
 from okrt.transport import Transport
 
@@ -17,27 +17,34 @@ class RankSum:
     Each sum is taken by one rank in an order that never changes, so that all ranks get the same bits in every run.
     """
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._mail = Words()
+    def __init__(self, transport: Transport, kernels: Any) -> None:
+        self._transport, self._kernels = transport, kernels
+        self._mail, self._total = Words(kernels), Words(kernels)
 
-    def __call__(self, array: np.ndarray, finish: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Overwrites each part of the array by finish(the float32 sums of that part over the ranks)."""
+    def __call__(self, array: Any, finish: Callable[[Any, Any], None] | None = None) -> None:
+        """Overwrites the array by its sums over the ranks; those of 16-bit arrays, and any others that are not what
+        is wanted, by what finish(float32 sums, part of the array that they are of) makes of them."""
         for start in range(0, array.size, PIECE):
             self._sum_piece(array[start : start + PIECE], finish)
 
-    def _sum_piece(self, piece: np.ndarray, finish: Callable[[np.ndarray], np.ndarray]) -> None:
+    def _sum_piece(self, piece: Any, finish: Callable[[Any, Any], None] | None) -> None:
         rank, size = self._transport.rank, self._transport.size
         parts = [piece[piece.size * j // size : piece.size * (j + 1) // size] for j in range(size)]
         own, peers = parts[rank], [peer for peer in range(size) if peer != rank]
         words = -(-own.nbytes // 4)
-        mail = self._mail(words * len(peers)).reshape(len(peers), words).view(piece.dtype)
-        incoming = {peer: row[: own.size] for peer, row in zip(peers, mail, strict=True)}
+        mail = self._mail(words * len(peers))
+        rows = [mail[words * j : words * (j + 1)].view(piece.dtype)[: own.size] for j in range(len(peers))]
         with self._transport.ledger.phase("reduce"):
-            total = np.array(widen(own))
+            total = own
+            if own.dtype != np.float32:
+                total = self._total(own.size).view(np.float32)
+                self._kernels.clear(total)
+                self._kernels.accumulate(total, own)
+            incoming = dict(zip(peers, rows, strict=True))
             for _, message in self._transport.exchange({peer: parts[peer] for peer in peers}, incoming):
-                total += widen(message)
-            own[:] = finish(total)
+                self._kernels.accumulate(total, message)
+            if finish:
+                finish(total, own)
         with self._transport.ledger.phase("gather"):
             for _ in self._transport.exchange(dict.fromkeys(peers, own), {peer: parts[peer] for peer in peers}):
                 pass

@@ -1,6 +1,7 @@
 """Split and reduce: entries go to the rank that owns their region, which sums them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +14,12 @@ from okrt.transport import Transport
 class RegionSum:
     """One message a peer; a message is summed while the next ones are in flight, in an order that never changes."""
 
-    def __init__(self, transport: Transport, codec: Coo) -> None:
+    def __init__(self, transport: Transport, codec: Coo, kernels: Any) -> None:
         self._transport, self._codec = transport, codec
-        self._outgoing, self._incoming = Words(), Words()
-        self._sum = SortedSum()
+        self._outgoing, self._incoming = Words(kernels), Words(kernels)
+        self._sum = SortedSum(kernels)
 
-    def __call__(
-        self, selection: Selection, parts: Sequence[slice], coming: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, selection: Selection, parts: Sequence[slice], coming: np.ndarray) -> tuple[Any, Any]:
         """Indexes and sums of this rank's region, good until the next call.
 
         parts[i] of the selection go to rank i; coming[i] entries will come from it.

@@ -2,7 +2,6 @@
 
 import abc
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,31 +11,33 @@ from okrt.buffers import View
 from okrt.codec import CODECS
 from okrt.errors import UsageError
 from okrt.feedback import Residual
-from okrt.kernels.bits import widen
 from okrt.reducers.base import Reducer, check_choice
+from okrt.reducers.merging import Words
 from okrt.reducers.rank_sum import RankSum
 from okrt.select import SELECTORS, Selection
 from okrt.transport import Transport
 
 
 @dataclass(frozen=True)
-class Delivered:
-    """The outcome of an exchange: sums over ranks in index order, which entries of this rank were sent, and the partial
-    sums of delivered indexes that did not get through, for this rank to keep."""
+class Merged:
+    """Sums that an exchange met on this rank, and the indexes of those that it kept."""
 
-    index: np.ndarray
-    total: np.ndarray
-    sent_index: np.ndarray
-    put_back: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    index: Any
+    total: Any
+    kept: Any
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The outcome of an exchange: sums over ranks in index order, which entries of this rank were sent, and where sums
+    were dropped on this rank: those whose indexes are delivered all the same are this rank's to keep."""
+
+    index: Any
+    total: Any
+    sent_index: Any
+    merged: tuple[Merged, ...] = ()
     is_share: bool = False
     """the total is only this rank's share of it: those of all ranks are still to be summed"""
-
-
-def zeroing(target: np.ndarray, stride: int = 1 << 16) -> Iterator[None]:
-    """Sets the target to zero, a piece at each turn."""
-    for start in range(0, target.size, stride):
-        target[start : start + stride] = 0
-        yield
 
 
 class SparseReducer(Reducer):
@@ -70,18 +71,26 @@ class SparseReducer(Reducer):
         self.dense_steps = dense_steps
         self.selector = check_choice("selector", self.default_selector if selector is None else selector, SELECTORS)
         self.codec = check_choice("codec", codec, CODECS)
-        super().__init__(nan=nan, transport=transport)
-        self._selector = SELECTORS[self.selector](self._lanes)
         self._codec = CODECS[self.codec]()
-        self._residual = Residual()
-        self._dense_sum = RankSum(self.transport)
-        self._make_buffers()
+        super().__init__(nan=nan, transport=transport)
+        self._selector = SELECTORS[self.selector](self._kernels)
+        self._residual = Residual(self._kernels)
+        self._make_state()
+
+    def _make_state(self) -> None:
+        """What an exchange leaves for the next one."""
 
     def _make_buffers(self) -> None:
-        """Called once: what the exchange works in."""
+        self._dense_sum = RankSum(self.transport, self._kernels)
+        self._mean_space, self._error_space, self._share_space = (Words(self._kernels) for _ in range(3))
+
+    def _move_to(self, kernels: Any) -> None:
+        super()._move_to(kernels)
+        self._selector.move_to(kernels)
+        self._residual.move_to(kernels)
 
     @property
-    def residual(self) -> np.ndarray | None:
+    def residual(self) -> Any:
         return self._residual.array
 
     def _plan(self) -> dict[str, Any]:
@@ -94,43 +103,53 @@ class SparseReducer(Reducer):
 
     def allreduce_sparse(self, x: Any) -> tuple[Any, Any]:
         """As allreduce, as sorted indexes (int64) and their mean values; all other elements are zero."""
-        source = self._begin(x)
-        if self._stats.skipped:
-            index, mean = np.empty(0, np.int32), np.empty(0, source.data.dtype)
-        elif self._steps < self.dense_steps:
-            mean = np.empty_like(source.data)
-            self._mean(source, mean)
-            index = np.flatnonzero(mean).astype(np.int32)
-            mean = mean[index]
-        else:
-            index, mean = self._sparse_mean(source)
-        self._finish()
-        wide_index = index.astype(np.int64)
-        if source.is_torch:
-            import torch
+        with self._begun(x) as source:
+            if self._stats.skipped:
+                index, mean = self._kernels.empty(0, np.int32), self._kernels.empty(0, source.data.dtype)
+            elif self._steps < self.dense_steps:
+                index, mean = self._non_zeros(source)
+            else:
+                index, mean = self._sparse_mean(source)
+            self._finish()
+            return source.index(index), source.result(mean.copy())
 
-            return torch.from_numpy(wide_index), source.result(mean.copy())
-        return wide_index, source.result(mean.copy())
+    def _non_zeros(self, source: View) -> tuple[Any, Any]:
+        """The mean of a dense step as entries."""
+        n = source.size
+        mean, wide = self._kernels.empty(n, source.data.dtype), self._kernels.empty(n, np.float32)
+        self._mean(source, mean)
+        self._kernels.clear(wide)
+        self._kernels.accumulate(wide, mean)
+        index, value = self._kernels.empty(n, np.int32), self._kernels.empty(n, np.float32)
+        found = self._kernels.select(wide, 1, 0, index, value)
+        self._kernels.mean(value[:found], 1, mean[:found])
+        return index[:found], mean[:found]
 
-    def _mean(self, source: View, target: np.ndarray) -> None:
+    def _mean(self, source: View, target: Any) -> None:
         if self._steps < self.dense_steps:
-            residual = self._residual.of_length(source.size)
-            total = residual + widen(source.data)
-            self._dense_sum(total, lambda part: part)
-            self._stats.selected_local = self._stats.selected_global = total.size
-            residual[:] = 0
-            mean, mine, error = self._rounded_mean(total, source)
-            residual[mine] = error
-            target[:] = mean
+            self._dense_mean(source, target)
             return
         index, mean = self._sparse_mean(source, target)
         with self.transport.ledger.phase("scatter"):
             for _ in self.transport.idle:
                 pass
-            target[index] = mean
+            self._kernels.put(target, 0, index, mean)
         self.delivered = index
 
-    def _sparse_mean(self, source: View, target: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def _dense_mean(self, source: View, target: Any) -> None:
+        """Everything is delivered, the residual included; it keeps only what rounding takes away."""
+        kernels, size = self._kernels, self.transport.size
+        total = self._residual.of_length(source.size)
+        kernels.accumulate(total, source.data)
+        self._dense_sum(total)
+        kernels.mean(total, size, target)
+        self._stats.selected_local = self._stats.selected_global = total.size
+        mine = self._errors_kept(source)
+        kernels.rounding_error(total[mine], size, target[mine], total[mine])
+        kernels.clear(total[: mine.start])
+        kernels.clear(total[mine.stop :])
+
+    def _sparse_mean(self, source: View, target: Any = None) -> tuple[Any, Any]:
         """Sorted indexes and mean values of the source's bits type; the residual is left as the step leaves it.
 
         A target is zeroed, as far as the time that the exchange waits allows; the rest is left in transport.idle.
@@ -138,12 +157,12 @@ class SparseReducer(Reducer):
         residual = self._residual.of_length(source.size)
         if source.size == 0:
             self.transport.idle = iter(())
-            return np.empty(0, np.int32), source.data
+            return self._kernels.empty(0, np.int32), source.data
         with self.transport.ledger.phase("select"):
             k = self._stats.k
             selection = self._selector.select(residual, source.data, k, self._cap(k))
         self._stats.threshold = selection.threshold
-        self.transport.idle = iter(()) if target is None else zeroing(target)
+        self.transport.idle = iter(()) if target is None else self._kernels.zeroing(target)
         if self.transport.size == 1:
             delivered = Delivered(selection.index, selection.value, selection.index)
         else:
@@ -152,22 +171,38 @@ class SparseReducer(Reducer):
         self._stats.selected_global = delivered.index.size
         with self.transport.ledger.phase("residual"):
             self._residual.clear_delivered(delivered.sent_index, delivered.index)
-            for lost_index, lost_total in delivered.put_back:
-                self._residual.keep(lost_index, lost_total)
+            for merged in delivered.merged:
+                self._residual.keep_lost(merged.index, merged.total, merged.kept, delivered.index)
             total = self._completed(delivered, residual) if self.complete else delivered.total
-            mean, mine, error = self._rounded_mean(total, source)
-            self._residual.keep(delivered.index[mine], error)
+            mean = self._rounded_mean(delivered.index, total, source)
         return delivered.index, mean
 
-    def _completed(self, delivered: Delivered, residual: np.ndarray) -> np.ndarray:
+    def _rounded_mean(self, index: Any, total: Any, source: View) -> Any:
+        """The sums over P in the source's type; what rounding to 16 bits takes away from them is kept."""
+        size = self.transport.size
+        mean = self._mean_space(total.size).view(source.data.dtype)[: total.size]
+        self._kernels.mean(total, size, mean)
+        mine = self._errors_kept(source, total.size)
+        error = self._error_space(mine.stop - mine.start).view(np.float32)
+        self._kernels.rounding_error(total[mine], size, mean[mine], error)
+        self._residual.keep(index[mine], error)
+        return mean
+
+    def _errors_kept(self, source: View, length: int | None = None) -> slice:
+        """The share of the sums whose rounding errors this rank is to keep, so that each is kept once."""
+        size, rank = self.transport.size, self.transport.rank
+        length = 0 if source.dtype == "float32" else source.size if length is None else length
+        return slice(length * rank // size, length * (rank + 1) // size)
+
+    def _completed(self, delivered: Delivered, residual: Any) -> Any:
         """The totals and all that any rank holds of their indexes, which no rank keeps."""
         if self.transport.size == 1:
             return delivered.total
-        share = residual[delivered.index]
-        residual[delivered.index] = 0
+        share = self._share_space(delivered.index.size).view(np.float32)
+        self._kernels.take(residual, delivered.index, share)
         if delivered.is_share or self.transport.rank == 0:
-            share += delivered.total
-        self._dense_sum(share, lambda part: part)
+            self._kernels.accumulate(share, delivered.total)
+        self._dense_sum(share)
         return share
 
     def _cap(self, k: int) -> int:
@@ -178,19 +213,10 @@ class SparseReducer(Reducer):
     def _exchange(self, selection: Selection, n: int) -> Delivered:
         """Sums the selections of all ranks, or the part of the sums that the algorithm delivers."""
 
-    def _rounded_mean(self, total: np.ndarray, source: View) -> tuple[np.ndarray, slice, np.ndarray]:
-        """The sums over P in the source's type, and what the rounding to 16 bits takes away from them: for the share of
-        the sums whose errors this rank is to keep, so that each is kept once."""
-        size, rank = self.transport.size, self.transport.rank
-        exact = total / np.float32(size)
-        mean = source.narrowed(exact)
-        mine = slice(0, 0) if mean is exact else slice(mean.size * rank // size, mean.size * (rank + 1) // size)
-        return mean, mine, total[mine] - widen(mean[mine]) * np.float32(size)
-
     def state_dict(self) -> dict[str, Any]:
         own = {f"selector.{key}": value for key, value in self._selector.state_dict().items()}
         if self.residual is not None:
-            own["residual"] = self.residual.copy()
+            own["residual"] = self._kernels.to_host(self.residual)
         return super().state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -199,4 +225,6 @@ class SparseReducer(Reducer):
         self._selector.load_state_dict(
             {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
         )
-        self._residual.array = state["residual"].astype(np.float32) if "residual" in state else None
+        self._residual.array = None
+        if "residual" in state:
+            self._residual.array = self._kernels.from_host(state["residual"].astype(np.float32))

@@ -15,7 +15,8 @@ class TopkA(SparseReducer):
         return Cost(log2_ceil(size), 2 * k * (size - 1))
 
     def _make_buffers(self) -> None:
-        self._gathered_sum = GatheredSum(self.transport, self._codec)
+        super()._make_buffers()
+        self._gathered_sum = GatheredSum(self.transport, self._codec, self._kernels)
 
     def _exchange(self, selection: Selection, n: int) -> Delivered:
         return Delivered(*self._gathered_sum(selection), selection.index)

@@ -6,6 +6,7 @@ that holds them all receives more.
 """
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from okrt.reducers.sparse import Delivered, SparseReducer
 from okrt.select import Selection
 from okrt.transport.ledger import log2_ceil
 
+NOT_ZERO = 1  # the lowest threshold
+
 
 class TopkDSA(SparseReducer):
     name = "topkdsa"
@@ -25,14 +28,16 @@ class TopkDSA(SparseReducer):
         return Cost(size + 2 * log2_ceil(size), (2 * k + n) * (size - 1) / size)
 
     def _make_buffers(self) -> None:
-        self._region_sum = RegionSum(self.transport, self._codec)
-        self._outgoing, self._incoming = Words(), Words()
-        self._result = Words(), Words()
+        super()._make_buffers()
+        kernels = self._kernels
+        self._region_sum = RegionSum(self.transport, self._codec, kernels)
+        self._outgoing, self._incoming = Words(kernels), Words(kernels)
+        self._result = Words(kernels), Words(kernels)
 
     def _exchange(self, selection: Selection, n: int) -> Delivered:
         transport, size = self.transport, self.transport.size
         bounds = np.array([n * j // size for j in range(size + 1)], np.int64)
-        cuts = np.searchsorted(selection.index, bounds)
+        cuts = self._kernels.cuts(selection.index, bounds)
         with transport.ledger.phase("split"):
             coming = transport.alltoall(np.diff(cuts).astype(np.int32))
             index, total = self._region_sum(selection, [slice(*ends) for ends in pairwise(cuts)], coming)
@@ -40,7 +45,7 @@ class TopkDSA(SparseReducer):
             index, total = self._gather(index, total, bounds)
         return Delivered(index, total, selection.index)
 
-    def _gather(self, index: np.ndarray, total: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _gather(self, index: Any, total: Any, bounds: np.ndarray) -> tuple[Any, Any]:
         transport, rank = self.transport, self.transport.rank
         entries = transport.allgather(np.array([index.size], np.int32))[:, 0].astype(np.int64)
         widths = np.diff(bounds)
@@ -48,8 +53,8 @@ class TopkDSA(SparseReducer):
         sizes = np.where(dense, widths, 2 * entries)
         message = self._outgoing(int(sizes[rank]))
         if dense[rank]:
-            message[:] = 0
-            message.view(np.float32)[index - bounds[rank]] = total
+            self._kernels.clear(message)
+            self._kernels.put(message.view(np.float32), int(bounds[rank]), index, total)
         else:
             self._codec.encode(index, total, message)
         gathered = self._incoming(int(sizes.sum()))
@@ -59,12 +64,11 @@ class TopkDSA(SparseReducer):
         at, ends = 0, np.cumsum(sizes)
         for region, end in enumerate(ends):
             part = gathered[end - sizes[region] : end]
+            to = slice(at, at + int(entries[region]))
             if dense[region]:
-                found = np.flatnonzero(part)
-                part_index, part_total = found + bounds[region], part.view(np.float32)[found]
+                first = int(bounds[region])
+                at += self._kernels.select(part.view(np.float32), NOT_ZERO, first, all_index[to], all_total[to])
             else:
-                part_index, part_total = self._codec.decode(part)
-            all_index[at : at + part_index.size] = part_index
-            all_total[at : at + part_index.size] = part_total
-            at += part_index.size
+                all_index[to], all_total[to] = self._codec.decode(part)
+                at = to.stop
         return all_index[:at], all_total[:at]

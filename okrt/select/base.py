@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from okrt.kernels import cpu
 from okrt.kernels.bits import COARSE_BINS, COARSE_SHIFT, threshold_value
-from okrt.kernels.lanes import Lanes
 
 
 @dataclass(frozen=True)
@@ -23,10 +21,14 @@ class Selection:
 class Selector(abc.ABC):
     """Adds a gradient to the residual and chooses what to send of the sum."""
 
-    def __init__(self, lanes: Lanes) -> None:
-        self._lanes = lanes
-        self._index = np.empty((lanes.threads, 0), np.int32)
-        self._value = np.empty((lanes.threads, 0), np.float32)
+    def __init__(self, kernels: Any) -> None:
+        self.move_to(kernels)
+
+    def move_to(self, kernels: Any) -> None:
+        """Works with these kernels (Host or Device) and their arrays from now on."""
+        self._kernels = kernels
+        self._index = kernels.empty(0, np.int32)
+        self._value = kernels.empty(0, np.float32)
 
     @abc.abstractmethod
     def select(self, residual: np.ndarray, gradient: np.ndarray, k: int, cap: int) -> Selection:
@@ -41,24 +43,20 @@ class Selector(abc.ABC):
 
     def _reserve(self, k: int, n: int) -> None:
         capacity = min(n, k + k // 2 + 1024)
-        if self._index.shape[1] != capacity:
-            self._index = np.empty((self._lanes.threads, capacity), np.int32)
-            self._value = np.empty((self._lanes.threads, capacity), np.float32)
-
-    @property
-    def _capacity(self) -> int:
-        return self._index.shape[1]
+        if self._index.size != capacity:
+            self._index = self._kernels.empty(capacity, np.int32)
+            self._value = self._kernels.empty(capacity, np.float32)
 
     def _selection(self, found: int, threshold: int) -> Selection:
-        return Selection(self._index[0, :found], self._value[0, :found], threshold_value(threshold))
+        return Selection(self._index[:found], self._value[:found], threshold_value(threshold))
 
     def _trimmed(self, found: int, k: int, threshold: int) -> Selection:
         """The k largest of the found candidates; of equals those of lowest index."""
         if found <= k:
             return self._selection(found, threshold)
-        index, value = self._index[0, :found], self._value[0, :found]
-        threshold = cpu.kth_magnitude(value, k)
-        return self._selection(cpu.keep_reaching(index, value, threshold, k), threshold)
+        index, value = self._index[:found], self._value[:found]
+        threshold = self._kernels.kth_magnitude(value, k)
+        return self._selection(self._kernels.keep_reaching(index, value, threshold, k), threshold)
 
     def _top(self, values: np.ndarray, k: int, counts: np.ndarray) -> Selection:
         """The exact top-k of `values`, given their coarse histogram."""
@@ -66,16 +64,20 @@ class Selector(abc.ABC):
         # Bin 0 holds the zeros: whatever reaches no other bin is smaller than any number worth sending.
         edge = int(np.count_nonzero(at_least[1:] >= k)) << COARSE_SHIFT
         threshold = max(1, edge)
-        found = self._lanes.select(values, threshold, self._index, self._value)
-        if found > self._capacity:
-            threshold = cpu.kth_magnitude(values, k)
-            ties = k - self._lanes.count(values, threshold + 1)
-            found = cpu.select_top(values, threshold, ties, self._index[0], self._value[0])
+        found = self._kernels.select(values, threshold, 0, self._index, self._value)
+        if found > self._index.size:
+            threshold = self._kernels.kth_magnitude(values, k)
+            ties = k - self._kernels.count(values, threshold + 1)
+            found = self._kernels.select_top(values, threshold, ties, self._index, self._value)
             return self._selection(found, threshold)
         return self._trimmed(found, k, threshold)
 
     def _accumulate_histogram(self, residual: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        return self._lanes.accumulate_histogram(residual, gradient, 0, COARSE_SHIFT, COARSE_BINS)
+        counts = np.zeros(COARSE_BINS, np.int64)
+        self._kernels.accumulate_histogram(residual, gradient, 0, COARSE_SHIFT, counts)
+        return counts
 
     def _histogram(self, residual: np.ndarray) -> np.ndarray:
-        return self._lanes.histogram(residual, 0, COARSE_SHIFT, COARSE_BINS)
+        counts = np.zeros(COARSE_BINS, np.int64)
+        self._kernels.histogram(residual, 0, COARSE_SHIFT, counts)
+        return counts

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from okrt.kernels import cpu
 from okrt.kernels.bits import threshold_bits
-from okrt.kernels.lanes import Lanes
 from okrt.select.base import Selection, Selector
 
 AIM = 0.08  # candidates wanted beyond k, as a share of k
@@ -22,8 +20,8 @@ DRIFT_DAMPING = 0.8  # thresholds under error feedback rise ever more slowly
 
 
 class Reuse(Selector):
-    def __init__(self, lanes: Lanes) -> None:
-        super().__init__(lanes)
+    def __init__(self, kernels: Any) -> None:
+        super().__init__(kernels)
         self._last = 0.0  # threshold of the last step; 0 when there is none
         self._predicted = 0.0  # threshold to try in the next step
 
@@ -34,8 +32,8 @@ class Reuse(Selector):
             selection = self._top(residual, k, self._accumulate_histogram(residual, gradient))
         else:
             threshold = 1 if everything else threshold_bits(self._predicted)
-            found = self._lanes.accumulate_select(residual, gradient, threshold, self._index, self._value)
-            if found > self._capacity or (found < TOO_FEW * k and threshold > 1):
+            found = self._kernels.accumulate_select(residual, gradient, threshold, 0, self._index, self._value)
+            if found > self._index.size or (found < TOO_FEW * k and threshold > 1):
                 selection = self._top(residual, k, self._histogram(residual))
             else:
                 selection = self._trimmed(found, k, threshold)
@@ -49,7 +47,7 @@ class Reuse(Selector):
             # Few enough non-zeros for all to go: no threshold holds any back.
             self._last = self._predicted = 0.0
             return
-        probed = cpu.count(selection.value, threshold_bits(now * PROBE))
+        probed = self._kernels.count(selection.value, threshold_bits(now * PROBE))
         slope = max(1.0, math.log(size / max(1, probed)) / math.log(PROBE))
         drift = min(max(math.log(now / self._last), -0.5), 0.5) if self._last else 0.0
         aim = 1 + AIM + 2 / math.sqrt(k)

@@ -1,12 +1,16 @@
 """The transport over MPI: non-blocking calls only, so that every wait has a time limit."""
 
+import functools
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from okrt.buffers import Wire
 from okrt.errors import StallError
 from okrt.transport.ledger import Ledger
 
@@ -17,6 +21,21 @@ _IN_FLIGHT = 8  # peers an exchange talks to at once: enough to fill a link, few
 _TAG_EXCHANGE, _TAG_TREE = 1, 2
 
 
+@functools.cache
+def may_touch_device_memory() -> bool:
+    """Whether MPI can send from and receive into the memory of a GPU; a warning, once, if it is not known to."""
+    from okrt.transport.cuda_aware import verdict
+
+    found = verdict()
+    if not found.aware:
+        warnings.warn(
+            f"MPI is {'not' if found.aware is False else 'not known to be'} CUDA-aware ({found.reason}): messages go "
+            f"through pinned host memory. {found.remedy}",
+            stacklevel=2,
+        )
+    return bool(found.aware)
+
+
 class MpiTransport:
     def __init__(self, comm: MPI.Intracomm, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -25,6 +44,7 @@ class MpiTransport:
         self.ledger = Ledger()
         self.idle: Iterator[None] = iter(())
         # A communicator of our own: messages of the user's cannot be mistaken for ours.
+        self._wire = Wire(may_touch_device_memory)
         self._comm, request = comm.Idup()
         self._wait([request], "all ranks to start")
 
@@ -62,19 +82,19 @@ class MpiTransport:
             pass
         return received
 
-    def exchange(
-        self, outgoing: Mapping[int, np.ndarray], incoming: Mapping[int, np.ndarray]
-    ) -> Iterator[tuple[int, np.ndarray]]:
+    def exchange(self, outgoing: Mapping[int, Any], incoming: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
         sends: list[MPI.Request] = []
         receives: dict[int, MPI.Request] = {}
+        lent_out, lent_in = self._wire.lend(list(outgoing.values()), list(incoming.values()))
+        going, coming = dict(zip(outgoing, lent_out, strict=True)), dict(zip(incoming, lent_in, strict=True))
 
         def post(distance: int) -> None:
             source, dest = (self.rank - distance) % self.size, (self.rank + distance) % self.size
-            if source in incoming and incoming[source].size:
-                receives[source] = self._comm.Irecv(incoming[source], source, _TAG_EXCHANGE)
-            if dest in outgoing and outgoing[dest].size:
-                sends.append(self._comm.Isend(outgoing[dest], dest, _TAG_EXCHANGE))
-                self.ledger.record(sent=outgoing[dest].nbytes)
+            if source in coming and coming[source].size:
+                receives[source] = self._comm.Irecv(coming[source], source, _TAG_EXCHANGE)
+            if dest in going and going[dest].size:
+                sends.append(self._comm.Isend(going[dest], dest, _TAG_EXCHANGE))
+                self.ledger.record(sent=going[dest].nbytes)
 
         for distance in range(1, min(_IN_FLIGHT + 1, self.size)):
             post(distance)
@@ -83,6 +103,7 @@ class MpiTransport:
             if source in receives:
                 message = incoming[source]
                 self._wait([receives[source]], f"a message of {message.nbytes} bytes from rank {source}")
+                self._wire.arrived(message, coming[source])
                 self.ledger.record(received=message.nbytes, messages=1)
             if distance + _IN_FLIGHT < self.size:
                 post(distance + _IN_FLIGHT)
@@ -90,22 +111,28 @@ class MpiTransport:
                 yield source, incoming[source]
         self._wait(sends, f"{len(sends)} messages to be taken by their receivers")
 
-    def allgatherv(self, message: np.ndarray, sizes: np.ndarray, out: np.ndarray) -> None:
+    def allgatherv(self, message: Any, sizes: np.ndarray, out: Any) -> None:
         total = int(sizes.sum())
-        request = self._comm.Iallgatherv(message, [out[:total], sizes])
+        (going,), (coming,) = self._wire.lend([message], [out[:total]])
+        request = self._comm.Iallgatherv(going, [coming, sizes])
         self._wait([request], f"a gather of {message.itemsize * total} bytes from all ranks")
+        self._wire.arrived(out[:total], coming)
         self.ledger.record_allgatherv(message.nbytes, message.itemsize * total, self.size)
 
-    def send(self, peer: int, message: np.ndarray) -> None:
-        self._wait([self._comm.Isend(message, peer, _TAG_TREE)], f"rank {peer} to take {message.nbytes} bytes")
+    def send(self, peer: int, message: Any) -> None:
+        (going,), _ = self._wire.lend([message], [])
+        self._wait([self._comm.Isend(going, peer, _TAG_TREE)], f"rank {peer} to take {message.nbytes} bytes")
         self.ledger.record(sent=message.nbytes)
 
-    def receive(self, peer: int, out: np.ndarray) -> int:
+    def receive(self, peer: int, out: Any) -> int:
+        _, (coming,) = self._wire.lend([], [out])
         status = MPI.Status()
-        self._wait([self._comm.Irecv(out, peer, _TAG_TREE)], f"a message from rank {peer}", status)
+        self._wait([self._comm.Irecv(coming, peer, _TAG_TREE)], f"a message from rank {peer}", status)
         received_bytes = status.Get_count(MPI.BYTE)
+        length = received_bytes // out.itemsize
+        self._wire.arrived(out[:length], coming[:length])
         self.ledger.record(received=received_bytes, messages=1)
-        return received_bytes // out.itemsize
+        return length
 
     def gather_texts(self, text: str) -> list[str]:
         data = np.frombuffer(text.encode(), np.uint8)

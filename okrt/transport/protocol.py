@@ -1,7 +1,7 @@
 """How bytes move: all that a reducer may ask of a network."""
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -9,7 +9,8 @@ from okrt.transport.ledger import Ledger
 
 
 class Transport(Protocol):
-    """Every call is collective over the ranks, but for `send` and `receive`; arrays are contiguous.
+    """Every call is collective over the ranks, but for `send` and `receive`; arrays are contiguous. Those of
+    `exchange`, `allgatherv`, `send` and `receive` may be on a GPU, with the current stream of CuPy as theirs.
 
     A call that waits longer than the transport's time limit raises StallError. Traffic is recorded in `ledger` as
     what this rank receives: for `allgather` and `exchange` exactly; an all-reduction of m words counts as
@@ -31,18 +32,16 @@ class Transport(Protocol):
     def alltoall(self, words: np.ndarray) -> np.ndarray:
         """words[j] goes to rank j; element i of the result came from rank i."""
 
-    def exchange(
-        self, outgoing: Mapping[int, np.ndarray], incoming: Mapping[int, np.ndarray]
-    ) -> Iterator[tuple[int, np.ndarray]]:
+    def exchange(self, outgoing: Mapping[int, Any], incoming: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
         """One message to each peer of `outgoing`, one from each of `incoming` (sizes known on both sides, empty ones
         not sent). Yields (peer, message) in the fixed order rank-1, rank-2, …, each as soon as it is there."""
 
-    def allgatherv(self, message: np.ndarray, sizes: np.ndarray, out: np.ndarray) -> None:
+    def allgatherv(self, message: Any, sizes: np.ndarray, out: Any) -> None:
         """The messages of all ranks (sizes[i] elements of rank i), one after the other, into `out`."""
 
-    def send(self, peer: int, message: np.ndarray) -> None: ...
+    def send(self, peer: int, message: Any) -> None: ...
 
-    def receive(self, peer: int, out: np.ndarray) -> int:
+    def receive(self, peer: int, out: Any) -> int:
         """Returns how many elements came; at most out.size."""
 
     def gather_texts(self, text: str) -> list[str]:

@@ -11,7 +11,7 @@ from torch import nn
 import okrt
 from okrt.engine import lag_adamw
 from okrt.errors import UsageError
-from okrt.kernels.lanes import Lanes
+from okrt.kernels.host import Host
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float32)
 SETTINGS = {"lr": 0.05, "betas": (0.9, 0.95), "weight_decay": 0.1}
@@ -184,7 +184,7 @@ def test_threads_change_nothing(monkeypatch):
     shapes = [(50, 40), (7,), (300,), (1,)]
     results = []
     for threads in (1, 3):
-        monkeypatch.setattr(lag_adamw, "lanes", functools.partial(Lanes, threads))
+        monkeypatch.setattr(lag_adamw, "host", functools.partial(Host, threads))
         parameters = [nn.Parameter(g.to(d)) for g, d in zip(gradients(9, shapes), DTYPES, strict=True)]
         optimizer = okrt.LagAdamW(parameters, **SETTINGS)
         steps(

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from numba import cuda as numba_cuda
 from numba import types
 
-from okrt.kernels import cpu
+from okrt.kernels.host import Host
+from okrt.kernels.pairs import Pairs
 from tests.kernel_cases import ARGUMENTS, TYPES, assert_same, cases, each_type, sample
 
 pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'okrt[cuda12]'")
@@ -19,13 +20,18 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
 from okrt.kernels import cuda
 from okrt.kernels import cuda_code as code
 
+pytestmark = pytest.mark.usefixtures("simulator")
 GRID = code.BLOCKS_PER_MULTIPROCESSOR * code.THREADS  # elements, past which a thread takes more than one
 SIZES = sorted(
     {0, 1, *(edge + more for edge in (code.THREADS, code.TILE, GRID) for more in (-1, 0, 1)), 3 * code.TILE + 5}
 )
 some = cases(st.sampled_from(SIZES))
 few = settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-by_gradient = [name for name in ARGUMENTS if name == "all_finite" or name.startswith("accumulate")]
+by_gradient = [
+    name
+    for name in ARGUMENTS
+    if name in ("all_finite", "put", "mean", "rounding_error") or name.startswith("accumulate")
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,30 +39,31 @@ def device():
     return cuda.Device()
 
 
-def test_every_kernel_has_its_cuda_form():
-    assert {name for name in vars(cuda.Device) if not name.startswith("_")} == set(ARGUMENTS)
+def test_every_function_of_the_host_has_its_like():
+    public = ({name for name in vars(kind) if not name.startswith("_")} for kind in (cuda.Device, Host))
+    assert next(public) == next(public) - {"map", "each"}
 
 
 @pytest.mark.parametrize("name", [name for name in ARGUMENTS if name not in by_gradient])
 @given(case=some)
 @few
 def test_simulated_kernels_equal_those_of_the_cpu(device, name, case):
-    assert_same(device, cpu, name, ARGUMENTS[name](case, case.gradients[0]))
+    assert_same(device, Host(), name, ARGUMENTS[name](case, case.gradients[0]))
 
 
 @pytest.mark.parametrize("name", by_gradient)
 @given(case=some, place=st.integers(0, len(TYPES) - 1))
 @few
 def test_simulated_kernels_of_gradients_equal_those_of_the_cpu(device, name, case, place):
-    assert_same(device, cpu, name, ARGUMENTS[name](case, case.gradients[place]))
+    assert_same(device, Host(), name, ARGUMENTS[name](case, case.gradients[place]))
 
 
 @pytest.mark.parametrize("kind", ["ties", "heavy"])
 def test_kth_magnitude_and_keep_top_over_several_tiles(device, kind):
     values = sample(np.random.default_rng(5), kind, 2 * code.TILE + 3, np.float32)
     arguments = (np.arange(values.size, dtype=np.int32), values, values.size // 2)
-    assert_same(device, cpu, "keep_top", arguments)
-    assert_same(device, cpu, "kth_magnitude", arguments[1:])
+    assert_same(device, Host(), "keep_top", arguments)
+    assert_same(device, Host(), "kth_magnitude", arguments[1:])
 
 
 @each_type
@@ -85,6 +92,31 @@ def test_a_tile_looks_back_past_tiles_that_know_only_their_own():
     ask[1, code.THREADS](state, np.int64(500), before)
     assert before.tolist() == [4, 1023]
     assert state.tolist() == [5, 7, up_to_here, *own, 4 * 1523 + code.UP_TO_HERE, 0]
+
+
+def test_moments_over_several_blocks_and_chunks(device):
+    values = np.random.default_rng(1).standard_normal(66 * 2048 + 5).astype(np.float32)
+    assert device.moments(values) == Host().moments(values)
+
+
+def test_merges_in_a_row_read_no_length(device, monkeypatch):
+    """The lists of three merges, whose lengths only the device knows until the last."""
+    rng = np.random.default_rng(2)
+    lists = [np.sort(rng.choice(500, size, replace=False)).astype(np.int32) for size in (200, 0, 150, 300)]
+    expected = {}
+    for number, index in enumerate(lists):
+        for i in index.tolist():
+            expected[i] = expected.get(i, 0) + 2**number
+    pairs = [Pairs(index, np.full(index.size, 2**number, np.float32)) for number, index in enumerate(lists)]
+    rooms = [device.room(np.empty(700, np.int32), np.empty(700, np.float32)) for _ in range(3)]
+    read = device._read
+    monkeypatch.setattr(device, "_read", None)
+    merged = [device.merge(*pairs[:2], rooms[0]), device.merge(*pairs[2:], rooms[1])]
+    total = device.merge(*merged, rooms[2])
+    monkeypatch.setattr(device, "_read", read)
+    index, value = device.settled(total)
+    assert dict(zip(index.tolist(), value.tolist(), strict=True)) == expected
+    assert index.tolist() == sorted(expected)
 
 
 def test_working_memory_is_made_once(device):

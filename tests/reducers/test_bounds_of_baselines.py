@@ -120,7 +120,7 @@ def test_gtopk_keeps_what_another_branch_delivers(case, size):
 
 def test_gtopk_would_lose_it_otherwise(monkeypatch):
     """The conservation test sees a missing put-back."""
-    monkeypatch.setattr(Residual, "keep", lambda *_: None)
+    monkeypatch.setattr(Residual, "keep_lost", lambda *_: None)
     ranks = run_ranks(8, part_of_another_dropped)
     with pytest.raises(AssertionError, match="element 0 is off by 3"):
         check_conservation(ranks)

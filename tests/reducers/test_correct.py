@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import okrt
-from okrt.kernels.lanes import Lanes
+from okrt.kernels.host import Host
 from okrt.reducers import rank_sum
 from okrt.select import SELECTORS
 from tests.laws import (
@@ -179,8 +179,8 @@ def test_number_of_threads_changes_nothing(name, selector, size):
         results = []
         for threads in (1, 2):
             reducer = okrt.reducer(name, density=0.003, selector=selector, transport=transport)
-            reducer._lanes = Lanes(threads)
-            reducer._selector = SELECTORS[selector](reducer._lanes)
+            reducer._kernels = Host(threads)
+            reducer._selector = SELECTORS[selector](reducer._kernels)
             gradients = [gradient("layers", n, transport.rank, size, step) for step in range(2)]
             results += [bits(reducer.allreduce(x)) for x in gradients] + [bits(reducer.residual)]
         assert results[:3] == results[3:]

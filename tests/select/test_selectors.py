@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from okrt.kernels.bits import narrow
-from okrt.kernels.lanes import Lanes
+from okrt.kernels.host import Host
 from okrt.select import SELECTORS
 from tests.laws import LAWS, STEADY, gradient, top
 
@@ -14,7 +14,7 @@ each_selector = pytest.mark.parametrize("name", SELECTORS)
 
 
 def make(name, threads=1):
-    return SELECTORS[name](Lanes(threads))
+    return SELECTORS[name](Host(threads))
 
 
 def deliver(residual, selection):
@@ -110,8 +110,8 @@ def test_reuse_finds_the_exact_top_in_one_pass(law):
     """From the second step on hardly a step looks for its threshold anew, and counts are within 5 % of k."""
     n, k, passes = 50_000, 1000, []
     selector = make("reuse")
-    histogram = selector._lanes.histogram
-    selector._lanes.histogram = lambda *args: passes.append(1) or histogram(*args)
+    histogram = selector._kernels.histogram
+    selector._kernels.histogram = lambda *args: passes.append(1) or histogram(*args)
     residual = np.zeros(n, np.float32)
     exact = 0
     for step in range(20):

@@ -1,0 +1,127 @@
+"""Reducers on device arrays: kernels in Numba's simulator, memory that the host cannot touch, real MPI."""
+
+import numpy as np
+import pytest
+
+import okrt
+from okrt.errors import NonFiniteGradient, PlanMismatch, UsageError
+from okrt.transport import mpi
+from tests import fake_cupy
+
+pytestmark = pytest.mark.usefixtures("simulator")
+
+RANK, SIZE = okrt.init().rank, okrt.init().size
+N, STEPS = 130, 3
+BITS = {"float32": np.float32, "float16": np.float16}
+CASES = [
+    ("dense", {}, "float32"),
+    ("dense", {}, "float16"),
+    ("topka", {}, "float32"),
+    ("topkdsa", {"density": 0.3}, "float32"),
+    ("gtopk", {}, "float32"),
+    ("gaussiank", {}, "float32"),
+    ("oktopk", {}, "float32"),
+    ("oktopk", {"complete": True, "dense_steps": 1}, "float16"),
+]
+each_case = pytest.mark.parametrize(("name", "options", "dtype"), CASES, ids=lambda x: str(x))
+
+
+@pytest.fixture(params=[True, False], ids=["CUDA-aware", "staged"])
+def aware(request, monkeypatch) -> bool:
+    fake_cupy.install(monkeypatch)
+    monkeypatch.setattr(mpi, "may_touch_device_memory", lambda: request.param)
+    return request.param
+
+
+def gradient(step: int, dtype: str) -> np.ndarray:
+    rng = np.random.default_rng([step, RANK])
+    return (rng.standard_normal(N) * np.geomspace(1, 0.01, N)).astype(BITS[dtype])
+
+
+def make(name: str, options: dict):
+    options = {"density": 0.05} | options if name != "dense" else options
+    transport = mpi.MpiTransport(okrt.init().comm, 60)
+    return okrt.reducer(name, transport=transport, **options)
+
+
+@each_case
+def test_equal_to_the_host(aware, name, options, dtype):
+    """And whatever touches device memory on the host, but for the staging, raises."""
+    host, device = make(name, options), make(name, options)
+    for step in range(STEPS):
+        x = gradient(step, dtype)
+        given = fake_cupy.on_device(x)
+        expected, result = host.allreduce(x), device.allreduce(given)
+        assert isinstance(result, fake_cupy.ndarray) and result.dtype == x.dtype
+        np.testing.assert_array_equal(fake_cupy.on_host(result), expected)
+        np.testing.assert_array_equal(fake_cupy.on_host(given), x)
+        seconds = {"seconds": {}}
+        assert vars(device.last) | seconds == vars(host.last) | seconds
+        if host.residual is not None:
+            np.testing.assert_array_equal(fake_cupy.on_host(device.residual), host.residual)
+    staged = [line for line in fake_cupy.log if line.startswith("to host")]
+    assert bool(staged) == (not aware and SIZE > 1)
+    assert ("fence" in fake_cupy.log) == (SIZE > 1)
+
+
+def test_what_is_refused(aware):
+    r = make("oktopk", {})
+    x = gradient(0, "float32")
+    r.allreduce(fake_cupy.on_device(x))
+    with pytest.raises(UsageError, match="serves a tensor on cuda:0, it was given one on host"):
+        r.allreduce(x)
+    bad = x.copy()
+    bad[7] = np.nan if RANK == SIZE - 1 else 0
+    kept = fake_cupy.on_host(r.residual)
+    with pytest.raises(NonFiniteGradient, match=f"of rank {SIZE - 1};"):
+        r.allreduce(fake_cupy.on_device(bad))
+    np.testing.assert_array_equal(fake_cupy.on_host(r.residual), kept)
+    with pytest.raises(UsageError, match="dtype int32"):
+        r.allreduce(fake_cupy.on_device(x.view(np.int32)))
+
+
+def test_state_and_sparse_results(aware):
+    """A state goes from the host to a device and back; results as entries; in place."""
+    options = {"dense_steps": 1}
+    host, device, later = make("oktopk", options), make("oktopk", options), make("oktopk", options)
+    for step in range(2):
+        x = gradient(step, "float16")
+        expected, found = host.allreduce_sparse(x), device.allreduce_sparse(fake_cupy.on_device(x))
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine.dtype == theirs.dtype
+            np.testing.assert_array_equal(fake_cupy.on_host(mine), theirs)
+    states = host.state_dict(), device.state_dict()
+    assert states[0].keys() == states[1].keys()
+    for key, value in states[0].items():
+        np.testing.assert_array_equal(states[1][key], value, err_msg=key)
+    later.load_state_dict(states[0])
+    x = gradient(2, "float16")
+    in_place = fake_cupy.on_device(x)
+    assert later.allreduce(in_place, out=in_place) is in_place
+    np.testing.assert_array_equal(fake_cupy.on_host(in_place), host.allreduce(x))
+
+
+def test_ranks_with_arrays_in_different_memory(aware):
+    if SIZE == 1:
+        pytest.skip("needs two ranks")
+    x = gradient(0, "float32")
+    with pytest.raises(PlanMismatch, match="memory is cuda on rank 0, host on rank"):
+        make("dense", {}).allreduce(fake_cupy.on_device(x) if RANK == 0 else x)
+
+
+def test_a_stand_in_is_not_to_be_touched(aware):
+    """What the tests above rest on."""
+    array = fake_cupy.on_device(np.ones(3, np.float32))
+    for touch in (
+        lambda: array[0],
+        lambda: np.asarray(array),
+        lambda: np.add(array, 1),
+        lambda: np.searchsorted(array, 1),
+        lambda: array + 1,
+        lambda: list(array),
+        lambda: array.get(),
+        lambda: array.__setitem__(slice(None), np.zeros(3)),
+        lambda: np.zeros(3).__setitem__(slice(None), array),
+    ):
+        with pytest.raises(fake_cupy.HostTouch):
+            touch()
