@@ -17,6 +17,11 @@ _IN_FLIGHT = 8  # peers an exchange talks to at once: enough to fill a link, few
 _TAG_EXCHANGE, _TAG_TREE = 1, 2
 
 
+def library_name() -> str:
+    """The MPI library and its version, in one line."""
+    return " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split())
+
+
 class MpiTransport:
     def __init__(self, comm: MPI.Intracomm, timeout_s: float) -> None:
         self._timeout_s = timeout_s
