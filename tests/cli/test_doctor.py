@@ -3,17 +3,20 @@
 import io
 import os
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 import okrt
 from okrt.cli.doctor import show
-from okrt.cli.facts import Facts, driver_version, installed
+from okrt.cli.facts import Facts, driver_version, gather, installed
 from okrt.cli.findings import MANY, NOTE, OK, WRONG, Finding, findings
+from okrt.world import join
 
 ON_CPU = Facts(
     rank=0,
@@ -311,6 +314,24 @@ def test_the_page_loses_no_word(width: int) -> None:
         assert [word for word in f"{finding.text} {finding.remedy}".split() if word not in shown] == []
     assert max(map(len, out.getvalue().splitlines())) <= width
     assert out.getvalue().splitlines()[-1].startswith("wrong: MPI threads, GPU packages, kernels")
+
+
+def test_facts_of_a_rank_with_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is made to see them; all else is of this machine."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(name="P100", uuid=f"uuid{i}"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 100))
+    (facts,) = gather(replace(join(), local_rank=1))
+    assert (facts.gpus, facts.gpu) == (["P100 GPU-uuid0", "P100 GPU-uuid1"], "P100 GPU-uuid1")
+    assert (facts.gpus_hidden, facts.slurm_job, facts.slurm_nodes) == (True, "77", 2)
+    assert facts.slurm_left_s == pytest.approx(100, abs=20)
+    assert (facts.cores, facts.kernels) == (sorted(os.sched_getaffinity(0)), "")
 
 
 def test_driver_version(tmp_path: Path) -> None:
