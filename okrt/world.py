@@ -83,21 +83,29 @@ def launcher_size() -> tuple[str, int] | None:
 @functools.cache
 def init() -> World:
     """Starts MPI if need be and returns the world; any further call returns the same one."""
+    world = join()
+    told = launcher_size()
+    if told and told[1] > 1 and world.size == 1:
+        from okrt.transport.mpi import library_name
+
+        raise UsageError(
+            f"the launcher started {told[1]} ranks ({told[0]}), but MPI ({library_name()}) sees only one: each process "
+            "would work alone. Use the mpiexec of this MPI library, or srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI)"
+        )
+    return world
+
+
+@functools.cache
+def join() -> World:
+    """The world as MPI sees it, whatever the launcher says."""
     install_abort_hook()
     # MPI first: from then on a mistake of one rank ends the others too.
     from mpi4py import MPI
 
-    comm = MPI.COMM_WORLD
-    timeout_s = positive_setting("OKRT_TIMEOUT_S", float) or DEFAULT_TIMEOUT_S
-    told = launcher_size()
-    if told and told[1] > 1 and comm.size == 1:
-        library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip()
-        raise UsageError(
-            f"the launcher started {told[1]} ranks ({told[0]}), but MPI ({library}) sees only one: each process "
-            "would work alone. Use the mpiexec of this MPI library, or srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI)"
-        )
     from okrt.transport.mpi import MpiTransport
 
+    comm = MPI.COMM_WORLD
+    timeout_s = positive_setting("OKRT_TIMEOUT_S", float) or DEFAULT_TIMEOUT_S
     transport = MpiTransport(comm, timeout_s)
     hosts = transport.gather_texts(socket.gethostname())
     here = hosts[comm.rank]

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from okrt.cli import bench
+from okrt.cli.doctor import doctor
 from okrt.cli.train import train
 from okrt.errors import EX_USAGE, UsageError, exit_code
 from okrt.world import install_abort_hook, job_rank
@@ -18,6 +19,7 @@ CommandLineError: type[Any] = typer.BadParameter.__bases__[0]
 app = typer.Typer(help=HELP, add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
 app.add_typer(bench.app, name="bench")
 app.command()(train)
+app.command()(doctor)
 
 
 @app.callback()

@@ -225,7 +225,7 @@ def run_attributes(
     command: str | Sequence[str], config: Mapping[str, Any], seed: int, hostnames: Sequence[str]
 ) -> dict[str, Any]:
     """What a metrics file says about its run: code, command, settings, hosts and libraries."""
-    from mpi4py import MPI
+    from okrt.transport.mpi import library_name
 
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {
@@ -237,7 +237,7 @@ def run_attributes(
         "seed": seed,
         "started_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "hostnames": list(hostnames),
-        "mpi_library": MPI.Get_library_version().split(",")[0].splitlines()[0].strip(),
+        "mpi_library": library_name(),
         "packages": json.dumps({"python": platform.python_version(), **versions}),
     }
 

@@ -36,6 +36,17 @@ def may_touch_device_memory() -> bool:
     return bool(found.aware)
 
 
+def library_name() -> str:
+    """The MPI library and its version, in one line."""
+    return " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split())
+
+
+def thread_level() -> str:
+    """What threads may do with MPI, by the standard's name for it."""
+    names = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE")
+    return {getattr(MPI, name.removeprefix("MPI_")): name for name in names}[MPI.Query_thread()]
+
+
 class MpiTransport:
     def __init__(self, comm: MPI.Intracomm, timeout_s: float) -> None:
         self._timeout_s = timeout_s
