@@ -66,6 +66,12 @@ def is_on_gpu(tensor: Any) -> bool:
     return tensor.device.type == "cuda"
 
 
+def stream_of(tensor: Any) -> int:
+    """The address of the stream that the caller works on, on the GPU of the tensor."""
+    address: int = sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
+    return address
+
+
 def view(x: Any) -> View:
     """The view of a 1-D contiguous float32, float16 or (torch) bfloat16 array; an error says what else it is."""
     library = library_of(x)
@@ -88,7 +94,7 @@ def view(x: Any) -> View:
         plain = x.detach()
         plain = plain.view(torch.int16) if dtype == "bfloat16" else plain
         if is_on_gpu(x):
-            place, stream = f"cuda:{x.device.index or 0}", torch.cuda.current_stream(x.device).cuda_stream
+            place, stream = f"cuda:{x.device.index or 0}", stream_of(x)
             x = need_cupy().from_dlpack(plain)
         else:
             x = plain.numpy()
@@ -122,6 +128,12 @@ def need_cupy() -> Any:
             f"cannot reduce an array on a GPU: {error.name} is missing, pip install 'okrt[cuda12]' (or cuda13)"
         ) from None
     return cupy
+
+
+def gpu_name(source: View) -> str:
+    """The address of its GPU on the bus: numbers of devices mean another one in each process."""
+    address: str = need_cupy().cuda.Device(int(source.place.partition(":")[2])).pci_bus_id
+    return address
 
 
 def device_kernels(source: View) -> Any:

@@ -42,6 +42,8 @@ class World:
     timeout_s: float
     transport: "MpiTransport"
     """the way to the other ranks"""
+    sharers: int | None = None
+    """ranks that may use cores that this one may use, itself included; not known: all of this node"""
 
     @functools.cached_property
     def device(self) -> "torch.device":
@@ -55,7 +57,8 @@ class World:
     @functools.cached_property
     def threads(self) -> int:
         """Threads for the kernels of this rank: OKRT_THREADS, or this rank's share of the cores it may use."""
-        return positive_setting("OKRT_THREADS", int) or max(1, len(os.sched_getaffinity(0)) // self.local_size)
+        sharers = self.local_size if self.sharers is None else self.sharers
+        return positive_setting("OKRT_THREADS", int) or max(1, len(os.sched_getaffinity(0)) // sharers)
 
 
 def positive_setting(name: str, kind: type) -> Any:
@@ -107,7 +110,9 @@ def join() -> World:
     comm = MPI.COMM_WORLD
     timeout_s = positive_setting("OKRT_TIMEOUT_S", float) or DEFAULT_TIMEOUT_S
     transport = MpiTransport(comm, timeout_s)
-    hosts = transport.gather_texts(socket.gethostname())
+    mine = os.sched_getaffinity(0)
+    texts = transport.gather_texts(f"{socket.gethostname()} {' '.join(map(str, mine))}")
+    hosts, cores = [text.split()[0] for text in texts], [set(map(int, text.split()[1:])) for text in texts]
     here = hosts[comm.rank]
     return World(
         comm=comm,
@@ -117,6 +122,7 @@ def join() -> World:
         local_size=hosts.count(here),
         timeout_s=timeout_s,
         transport=transport,
+        sharers=sum(host == here and not mine.isdisjoint(other) for host, other in zip(hosts, cores, strict=True)),
     )
 
 
@@ -126,6 +132,20 @@ def own_transport() -> "MpiTransport":
 
     world = init()
     return MpiTransport(world.comm, world.timeout_s)
+
+
+@functools.cache
+def note_gpu(name: str) -> None:
+    """A warning if another rank of this node works on the same GPU; all ranks must call it with theirs, once."""
+    host = socket.gethostname()
+    names = own_transport().gather_texts(f"{host} {name}")
+    sharers = [rank for rank, other in enumerate(names) if other == f"{host} {name}"]
+    if len(sharers) > 1:
+        warnings.warn(
+            f"ranks {', '.join(map(str, sharers))} share the GPU {name} of {host}, and its speed and memory: give each "
+            "rank its own (srun --gpus-per-task=1, or no more ranks on a node than it has GPUs)",
+            stacklevel=2,
+        )
 
 
 def threads_may_call_mpi() -> bool:

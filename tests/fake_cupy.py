@@ -7,6 +7,7 @@ names and arguments is tested beside it.
 """
 
 import contextlib
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -135,6 +136,16 @@ class ExternalStream(Stream):
         pass
 
 
+class Device(contextlib.nullcontext):
+    """A GPU of its own for each rank of a job."""
+
+    bus = os.environ.get("PMI_RANK", "0")
+
+    def __init__(self, device=None) -> None:
+        super().__init__()
+        self.pci_bus_id = f"0000:0{self.bus}:00.0"
+
+
 def install(monkeypatch) -> ModuleType:
     """This module as `cupy`, for one test."""
     module = sys.modules[__name__]
@@ -147,6 +158,6 @@ cuda = SimpleNamespace(
     Stream=Stream,
     ExternalStream=ExternalStream,
     get_current_stream=lambda device_id=-1: Stream(),
-    Device=lambda device=None: contextlib.nullcontext(),
+    Device=Device,
     alloc_pinned_memory=lambda size: bytearray(size),
 )

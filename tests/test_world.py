@@ -42,6 +42,8 @@ def test_threads_are_as_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OKRT_THREADS")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
     assert [threads(local_size) for local_size in (1, 2, 3, 8, 100)] == [8, 4, 2, 1, 1]
+    # Four ranks on a node, this one with cores of its own, or with one more that has the same.
+    assert [World(None, 0, 4, 0, 4, 1.0, None, sharers).threads for sharers in (1, 2)] == [8, 4]
 
 
 @pytest.mark.parametrize(("local_rank", "index"), [(0, 0), (1, 1), (2, 0)])

@@ -32,6 +32,11 @@ class ReductionStats:
     """a rank had NaN or Inf, and the policy is "skip" """
 
 
+def as_tensor(array: Any) -> torch.Tensor:
+    """The memory of a NumPy or CuPy array."""
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else torch.from_dlpack(array)
+
+
 class Slot:
     """The place of one parameter in a bucket."""
 
@@ -42,25 +47,30 @@ class Slot:
         self.is_sum = False
         """whether the gradient holds more than what the last reduction delivered"""
 
-    def delivered(self) -> np.ndarray | None:
-        """Which elements of the gradient were delivered, sorted; None if it was all of them."""
+    def delivered(self) -> torch.Tensor | None:
+        """Which elements of the gradient were delivered, sorted (int32), where it is; None if it was all of them."""
         if self.is_sum:
-            return np.flatnonzero(self.view.float().numpy()).astype(np.int32)
-        index = self.bucket.reducer.delivered
+            return torch.nonzero(self.view.reshape(-1)).reshape(-1).int()
+        index = self.bucket.delivered
         if index is None:
             return None
-        low, high = np.searchsorted(index, (self.start, self.stop))
-        return index[low:high] - np.int32(self.start)
+        low, high = self.bucket.cuts[self]
+        return index[low:high] - self.start
 
 
 class Bucket:
     """Parameters of one type, one after the other in `flat`."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], make_reducer: MakeReducer) -> None:
-        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
+        first = parameters[0]
+        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         self.reducer = make_reducer()
-        self.weights: np.ndarray | None = None
+        self.weights: torch.Tensor | None = None
         """what elements are multiplied by before the reducer, and divided by after it; residuals hold the products"""
+        self.delivered: torch.Tensor | None = None
+        """sorted indexes (int32) of what the last reduction delivered; None if all was"""
+        self.cuts: dict[Slot, tuple[int, int]] = {}
+        """where those of each slot are"""
         self.slots: list[Slot] = []
         start = 0
         for p in parameters:
@@ -68,17 +78,22 @@ class Bucket:
             start = self.slots[-1].stop
 
     def reduce(self) -> None:
-        if self.weights is None:
-            self.reducer.allreduce(self.flat, out=self.flat)
-            return
-        flat = self.flat.numpy()
-        flat *= self.weights
-        self.reducer.allreduce(flat, out=flat)
+        if self.weights is not None:
+            self.flat.mul_(self.weights)
+        self.reducer.allreduce(self.flat, out=self.flat)
         index = self.reducer.delivered
-        if index is None:
-            flat /= self.weights
-        else:
-            flat[index] /= self.weights[index]
+        self.delivered = None if index is None else as_tensor(index)
+        self.cuts = {} if index is None else self._cut(index)
+        if self.weights is not None:
+            if self.delivered is None:
+                self.flat.div_(self.weights)
+            else:
+                self.flat[self.delivered] /= self.weights[self.delivered]
+
+    def _cut(self, index: Any) -> dict[Slot, tuple[int, int]]:
+        """Where the indexes of each slot begin and end."""
+        ends = self.reducer.cuts(index, np.array([*(slot.start for slot in self.slots), self.flat.numel()], np.int64))
+        return {slot: (int(ends[i]), int(ends[i + 1])) for i, slot in enumerate(self.slots)}
 
     @property
     def keeps_back(self) -> bool:
@@ -87,13 +102,12 @@ class Bucket:
 
     def fill_weights(self, part: slice, weight: float) -> None:
         """One weight for a part; what is kept back of it stays the same gradient."""
-        residual = self.reducer.residual
-        assert residual is not None
+        residual = as_tensor(self.reducer.residual)
         if self.weights is None:
             # Until others get weights of their own they compete with this one.
-            self.weights = np.full(self.flat.numel(), weight, np.float32)
-            residual *= np.float32(weight)
-        residual[part] *= np.float32(weight) / self.weights[part]
+            self.weights = torch.empty_like(residual).fill_(weight)
+            residual *= weight
+        residual[part] *= weight / self.weights[part]
         self.weights[part] = weight
 
     @property
@@ -136,7 +150,7 @@ def bucket_states(buckets: Sequence[Bucket], names: dict[torch.nn.Parameter, str
     return [
         {
             "parameters": [names[slot.parameter] for slot in bucket.slots],
-            "weights": bucket.weights,
+            "weights": None if bucket.weights is None else bucket.weights.cpu().numpy(),
             "reducer": bucket.reducer.state_dict(),
         }
         for bucket in buckets
@@ -154,6 +168,7 @@ def restored_buckets(
         raise UsageError(f"this is the state of another model: {', '.join(differing[:5])} is not in both")
     buckets = [Bucket([parameters[name] for name in state["parameters"]], make_reducer) for state in states]
     for bucket, state in zip(buckets, states, strict=True):
-        bucket.weights = None if state["weights"] is None else state["weights"].astype(np.float32)
+        if state["weights"] is not None:
+            bucket.weights = torch.from_numpy(state["weights"].astype(np.float32)).to(bucket.flat.device)
         bucket.reducer.load_state_dict(state["reducer"])
     return buckets

@@ -20,6 +20,7 @@ from okrt.engine.buckets import (
 )
 from okrt.engine.courier import Courier
 from okrt.engine.replicas import BufferMean, agree_on_model, broadcast, trained
+from okrt.engine.side_stream import SideStream
 from okrt.errors import UsageError
 from okrt.reducers import Reducer
 from okrt.reducers import reducer as make_reducer
@@ -69,6 +70,7 @@ class DataParallel(torch.nn.Module):
         self._sync = True
         self._unsynced: set[torch.nn.Parameter] = set()
         self._courier = Courier(threads_may_call_mpi())
+        self._side = SideStream(next(iter(self._names)))
         weakref.finalize(self, self._courier.close)
         self._begin_round()
         # Autograd drops these nodes, and their hooks, unless somebody holds them.
@@ -181,7 +183,7 @@ class DataParallel(torch.nn.Module):
             # The last one first: it is the one that is usually missing, and this is asked for every gradient.
             if not all(slot.parameter in self._ready for slot in reversed(bucket.slots)):
                 return
-            self._courier.give(bucket.reduce)
+            self._courier.give(self._side.after_this(bucket.reduce))
             self._sent += 1
 
     def _finish_backward(self) -> None:
@@ -192,10 +194,11 @@ class DataParallel(torch.nn.Module):
             if self._clip_norm is not None:
                 self._clip()
             for bucket in self._buckets[self._sent :]:
-                self._courier.give(bucket.reduce)
+                self._courier.give(self._side.after_this(bucket.reduce))
             self._sent = len(self._buckets)
-            self._courier.give(lambda: self._settle_the_rest(used))
+            self._courier.give(self._side.after_this(lambda: self._settle_the_rest(used)))
             wait_s = self._courier.settle()
+            self._side.join()
             self._hand_out(used)
             self.last = reduction_stats(self._buckets, self._courier.busy_s, wait_s, self._control_bytes)
         finally:

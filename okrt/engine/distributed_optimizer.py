@@ -15,6 +15,7 @@ import torch
 from okrt.engine.buckets import (
     Bucket,
     ReductionStats,
+    as_tensor,
     bucket_states,
     make_buckets,
     reduction_stats,
@@ -155,8 +156,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         momentum = self.state[slot.parameter].get("momentum_buffer")
         residual, index = slot.bucket.reducer.residual, slot.delivered()
         if momentum is not None and residual is not None and index is not None:
-            sent = torch.from_numpy(index[residual[index + slot.start] == 0].astype("int64"))
-            momentum.view(-1)[sent] = 0
+            kept = as_tensor(residual)[slot.start : slot.stop]
+            momentum.view(-1)[index[kept[index] == 0]] = 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._optimizer.zero_grad(set_to_none)

@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from okrt.engine.buckets import SLOT_ATTRIBUTE
+from okrt.buffers import is_on_gpu
+from okrt.engine.buckets import SLOT_ATTRIBUTE, Slot, as_tensor
 from okrt.errors import UsageError
 from okrt.kernels import cpu
 from okrt.kernels.host import Host
@@ -88,7 +89,7 @@ class LagAdamW(torch.optim.Optimizer):
             for p in changing:
                 if not self.state[p]:
                     # Side by side, so that a coordinate costs one cache miss: m, v, and the step of the last delivery.
-                    self.state[p]["moments"] = torch.zeros(p.numel(), 3)
+                    self.state[p]["moments"] = torch.zeros(p.numel(), 3, device=p.device)
             host().each(functools.partial(self._step_parameter, group, table), changing)
         return loss
 
@@ -97,27 +98,52 @@ class LagAdamW(torch.optim.Optimizer):
         state, p_grad = self.state[p], p.grad
         assert p_grad is not None
         index = delivered(p, p_grad)
-        weight, gradient, moments = flat(p), flat(p_grad), state["moments"].numpy()
+        weight, gradient, moments = flat(p), flat(p_grad), state["moments"]
         b1, b2 = group["betas"]
         step = group["step"]
         lr = group["lr"]
         most = group["base_lr"] * group["lag_cap"] / lr if lr else np.inf
         rest = (table, step, lr, 1 - b1**step, 1 - b2**step, group["eps"], max(1.0, most))
-        if p.dtype == torch.float32 and weight.data_ptr() == p.data_ptr():
-            v_change = cpu.lag_adamw(weight.numpy(), gradient.numpy(), moments, index, *rest)
+        is_whole = p.dtype == torch.float32 and weight.data_ptr() == p.data_ptr()
+        if is_whole and not is_on_gpu(p):
+            arrays = (weight.numpy(), gradient.numpy(), moments.numpy(), index.numpy())
+            v_change: Any = cpu.lag_adamw(*arrays, *rest)
         else:
-            # 16 bits, or scattered in memory: the delivered ones are gathered, changed, and put back.
-            chosen = torch.from_numpy(index.astype(np.int64))
-            weight_part, moments_part = weight[chosen].float(), moments[index]
-            everything = np.arange(index.size, dtype=np.int32)
-            gradient_part = gradient[chosen].float()
-            v_change = cpu.lag_adamw(weight_part.numpy(), gradient_part.numpy(), moments_part, everything, *rest)
-            moments[index] = moments_part
-            weight[chosen] = weight_part.to(p.dtype)
-            p.copy_(weight.view(p.shape))
+            # On a GPU, in 16 bits, or scattered in memory.
+            v_change = step_entries(weight, gradient, moments, index, *rest)
+            if not is_whole:
+                p.copy_(weight.view(p.shape))
         slot = getattr(p, SLOT_ATTRIBUTE, None)
-        if group["balance"] and index.size and p.dtype == torch.float32 and slot and slot.bucket.keeps_back:
-            balance(slot, state, index, v_change, moments, group["balance"])
+        if group["balance"] and index.numel() and p.dtype == torch.float32 and slot and slot.bucket.keeps_back:
+            balance(slot, state, index, v_change, group["balance"])
+
+
+def step_entries(
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    moments: torch.Tensor,
+    index: torch.Tensor,
+    table: np.ndarray,
+    step: int,
+    lr: float,
+    bias1: float,
+    bias2: float,
+    eps: float,
+    cap: float,
+) -> torch.Tensor:
+    """As the kernel `lag_adamw`, by torch's own operations on the chosen entries, wherever they are."""
+    m, old_v, last = moments[index].unbind(1)
+    lag = step - last
+    columns = lag.clamp(max=table.shape[1] - 1).long()
+    keep1, new1, keep2, new2, decay = torch.from_numpy(table).to(moments.device)[:, columns]
+    mean = gradient[index].float() / lag
+    m = keep1 * m + new1 * mean
+    v = keep2 * old_v + new2 * (mean * mean)
+    stride = lr * lag.clamp(max=cap)
+    change = stride * (m / bias1) / ((v / bias2).sqrt() + eps)
+    weight[index] = (decay * weight[index].float() - change).to(weight.dtype)
+    moments[index] = torch.stack([m, v, torch.full_like(m, step)], 1)
+    return (v.double() - old_v.double()).sum()
 
 
 @functools.cache
@@ -126,31 +152,42 @@ def host() -> Host:
     return Host(init().threads)
 
 
-def balance(
-    slot: Any, state: dict[str, Any], index: np.ndarray, v_change: float, moments: np.ndarray, power: float
-) -> None:
+def balance(slot: Slot, state: dict[str, Any], index: torch.Tensor, v_change: Any, power: float) -> None:
     """Lets the delivered elements of a parameter compete by what their new v makes of them."""
-    bucket, part = slot.bucket, slice(slot.start, slot.stop)
+    bucket, part, moments = slot.bucket, slice(slot.start, slot.stop), state["moments"]
     is_first = "v_sum" not in state
     state["v_sum"] = state.get("v_sum", 0.0) + v_change
-    floor = FLOOR * max(state["v_sum"] / slot.parameter.numel(), 1e-30) ** 0.5
+    mean_v = state["v_sum"] / slot.parameter.numel()
+    if is_on_gpu(moments):
+        floor = FLOOR * mean_v.clamp(min=1e-30).sqrt()
+        scale = (moments[index, 1].sqrt() + floor).double()
+    else:
+        floor = FLOOR * max(float(mean_v), 1e-30) ** 0.5
+        scale = np.sqrt(moments.numpy()[index.numpy(), 1]) + floor
     if is_first:
         # Whatever has not been delivered yet competes as the mean of what has.
-        bucket.fill_weights(part, float(((np.sqrt(moments[index, 1]) + floor) ** -power).mean()))
-    cpu.balance(bucket.reducer.residual[part], bucket.weights[part], moments, index, floor, power)
+        bucket.fill_weights(part, float((scale**-power).mean()))
+    assert bucket.weights is not None
+    residual, weights = as_tensor(bucket.reducer.residual)[part], bucket.weights[part]
+    if is_on_gpu(moments):
+        new = (scale**-power).float()
+        residual[index] *= new / weights[index]
+        weights[index] = new
+    else:
+        cpu.balance(residual.numpy(), weights.numpy(), moments.numpy(), index.numpy(), floor, power)
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1)
 
 
-def delivered(p: torch.nn.Parameter, gradient: torch.Tensor) -> np.ndarray:
+def delivered(p: torch.nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
     """Sorted int32 indexes of the elements of p's gradient that are news."""
     slot = getattr(p, SLOT_ATTRIBUTE, None)
     if slot is None or gradient is not slot.view:
-        return np.flatnonzero(flat(gradient).float().numpy()).astype(np.int32)
+        return torch.nonzero(flat(gradient)).reshape(-1).int()
     index = slot.delivered()
-    return np.arange(p.numel(), dtype=np.int32) if index is None else index
+    return torch.arange(p.numel(), dtype=torch.int32, device=p.device) if index is None else index
 
 
 def decay_table(group: dict[str, Any]) -> np.ndarray:

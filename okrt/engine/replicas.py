@@ -36,7 +36,8 @@ def agree_on_model(
         for name, tensor in tensors
     }
     names = {"trained parameters": " ".join(trained(module).values())}
-    agree(transport, settings | shapes | names, refusal, flag=False)
+    devices = {"devices": " ".join(sorted({p.device.type for p in trained(module)}))}
+    agree(transport, settings | shapes | names | devices, refusal, flag=False)
 
 
 def check_parameters(names: dict[torch.nn.Parameter, str]) -> None:
@@ -46,15 +47,19 @@ def check_parameters(names: dict[torch.nn.Parameter, str]) -> None:
         dtype = str(p.dtype).removeprefix("torch.")
         if dtype not in HOST_DTYPES:
             raise UsageError(f"parameter {name} is {dtype}: use one of {', '.join(HOST_DTYPES)}")
-        if p.device.type != "cpu":
-            raise UsageError(f"parameter {name} is on {p.device}: this version trains in host memory, use model.cpu()")
+        if p.device.type not in ("cpu", "cuda"):
+            raise UsageError(f"parameter {name} is on {p.device}: move the model to a GPU or the CPU")
+    devices = {p.device: name for p, name in names.items()}
+    if len(devices) > 1:
+        places = ", ".join(f"{name} on {device}" for device, name in devices.items())
+        raise UsageError(f"the parameters are on several devices ({places}): a rank has one, use model.to(device)")
 
 
 def broadcast(tensors: Sequence[torch.Tensor], transport: Transport) -> None:
     """Overwrites the tensors by those of rank 0."""
     if transport.size == 1 or not tensors:
         return
-    flat = [tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy() for tensor in tensors]
+    flat = [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for tensor in tensors]
     sizes = np.zeros(transport.size, np.int64)
     sizes[0] = sum(part.size for part in flat)
     out = np.empty(int(sizes[0]), np.uint8)
@@ -79,7 +84,8 @@ class BufferMean:
     def changed(self) -> np.ndarray:
         """A flag for each buffer, as this rank sees it."""
         pairs = zip(self._buffers(), self._known, strict=True)
-        return np.array([not torch.equal(buffer, known) for buffer, known in pairs], np.int32)
+        flags = [(buffer != known).any() for buffer, known in pairs]
+        return torch.stack(flags).cpu().numpy().astype(np.int32) if flags else np.zeros(0, np.int32)
 
     def average(self, flags: np.ndarray) -> int:
         """Those flagged, which must be the same on all ranks. Returns the bytes this rank received for it."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from okrt.buffers import HOST, View, device_kernels, view
+from okrt.buffers import HOST, View, device_kernels, gpu_name, view
 from okrt.errors import NonFiniteGradient, UsageError
 from okrt.kernels.host import Host
 from okrt.transport import Transport
-from okrt.world import agree, init
+from okrt.world import agree, init, note_gpu
 
 NAN_POLICIES = ("raise", "skip")
 
@@ -164,6 +164,8 @@ class Reducer(abc.ABC):
         with ledger.phase("agree"):
             any_not_finite = agree(self.transport, plan, refusal, flag=not finite)
         assert source is not None
+        if source.memory != HOST and self._place is None:
+            note_gpu(gpu_name(source))
         if any_not_finite and self.nan == "raise":
             ranks = np.flatnonzero(self.transport.allgather(np.array([not finite])))
             raise NonFiniteGradient(
@@ -195,6 +197,10 @@ class Reducer(abc.ABC):
         stats.seconds = ledger.seconds
         self.last = stats
         self._steps += 1
+
+    def cuts(self, index: Any, bounds: np.ndarray) -> np.ndarray:
+        """Where sorted indexes, such as those delivered, reach each of the bounds."""
+        return self._kernels.cuts(index, bounds)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a restart needs: NumPy arrays and plain scalars only."""

@@ -6,6 +6,7 @@ import pytest
 import okrt
 from okrt.errors import NonFiniteGradient, PlanMismatch, UsageError
 from okrt.transport import mpi
+from okrt.world import note_gpu
 from tests import fake_cupy
 
 pytestmark = pytest.mark.usefixtures("simulator")
@@ -125,3 +126,16 @@ def test_a_stand_in_is_not_to_be_touched(aware):
     ):
         with pytest.raises(fake_cupy.HostTouch):
             touch()
+
+
+def test_two_ranks_on_one_gpu_are_told(aware, monkeypatch):
+    monkeypatch.setattr(fake_cupy.Device, "bus", "7")
+    note_gpu.cache_clear()
+    x = fake_cupy.on_device(gradient(0, "float32"))
+    if SIZE == 1:
+        make("dense", {}).allreduce(x)
+    else:
+        with pytest.warns(UserWarning, match="ranks 0, 1.* share the GPU 0000:07:00.0 of .*--gpus-per-task=1"):
+            make("dense", {}).allreduce(x)
+    make("dense", {}).allreduce(x)  # said once
+    note_gpu.cache_clear()
