@@ -52,7 +52,7 @@ def compile_here(architectures: Sequence[int]) -> dict[int, dict[str, dict[str, 
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=oldest)
     rows: dict[int, dict[str, dict[str, int]]] = {architecture: {} for architecture in architectures}
     for name, (kernel, signature) in SIGNATURES.items():
-        library, _ = compiler._compile_pyfunc_with_fixup(
+        library, _ = compiler._compile_pyfunc_with_fixup(  # type: ignore[attr-defined]
             kernel.py_func, signature, device=False, abi="numba", cc=oldest
         )
         for architecture, capability in capabilities.items():
