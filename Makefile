@@ -25,6 +25,8 @@ test: export OMP_NUM_THREADS = 1
 test: export NUMBA_NUM_THREADS = 1
 test: export OKRT_THREADS = 1
 test: export OKRT_TIMEOUT_S = 60
+# Compiled Python is kept, also where the user's setting is another: hundreds of processes would each compile it anew.
+test: export PYTHONDONTWRITEBYTECODE =
 # The CUDA kernels are tested where there is no GPU.
 test: export NUMBA_ENABLE_CUDASIM = 1
 # Files in their order: by number of tests those that start many ranks, few but long, would come last, on one core.

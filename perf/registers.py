@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ FIGURES = {
     "spill_store_bytes": r"(\d+) bytes spill stores",
     "spill_load_bytes": r"(\d+) bytes spill loads",
 }
-HERE = "--here"  # compiles for one architecture in this process, and writes JSON
+HERE = "--here"  # compiles in this process, and writes JSON
 
 
 def ptxas() -> Path:
@@ -39,37 +40,44 @@ def ptxas() -> Path:
     return found[0]
 
 
-def compile_here(architecture: int) -> dict[str, dict[str, int]]:
-    """The figures of every kernel; once in a process, since Numba keeps what it has compiled for one architecture."""
-    from numba import cuda
-    from numba.cuda import dispatcher
+def compile_here(architectures: Sequence[int]) -> dict[int, dict[str, dict[str, int]]]:
+    """The figures of every kernel. Numba's own work, the longest part, is done once and is the same for all."""
+    from numba.cuda import compiler, dispatcher
 
     from okrt.kernels import cuda_code, cuda_entries
 
-    capability = divmod(architecture, 10)
+    capabilities = {architecture: divmod(architecture, 10) for architecture in architectures}
+    oldest = capabilities[min(architectures)]
     # Functions that kernels call are compiled for the GPU at hand; there need not be one.
-    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
-    rows = {}
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=oldest)
+    rows: dict[int, dict[str, dict[str, int]]] = {architecture: {} for architecture in architectures}
     for name, (kernel, signature) in (cuda_code.SIGNATURES | cuda_entries.SIGNATURES).items():
-        text, _ = cuda.compile_ptx(kernel.py_func, signature, cc=capability)
-        assert f".target sm_{architecture}" in text
-        command = [str(ptxas()), "-v", f"-arch=sm_{architecture}", "-o", os.devnull, "/dev/stdin"]
-        done = subprocess.run(command, input=text, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{name} for sm_{architecture}: {done.stderr}")
-        rows[name] = {figure: int((re.findall(form, done.stderr) or [0])[0]) for figure, form in FIGURES.items()}
+        library, _ = compiler._compile_pyfunc_with_fixup(  # type: ignore[attr-defined]
+            kernel.py_func, signature, device=False, abi="numba", cc=oldest
+        )
+        for architecture, capability in capabilities.items():
+            rows[architecture][name] = assemble(name, library.get_asm_str(cc=capability), architecture)
     return rows
 
 
-def compiled(architecture: int) -> dict[str, dict[str, int]]:
+def assemble(name: str, ptx: str, architecture: int) -> dict[str, int]:
+    """What ptxas says of a kernel."""
+    assert f".target sm_{architecture}" in ptx
+    command = [str(ptxas()), "-v", f"-arch=sm_{architecture}", "-o", os.devnull, "/dev/stdin"]
+    done = subprocess.run(command, input=ptx, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{name} for sm_{architecture}: {done.stderr}")
+    return {figure: int((re.findall(form, done.stderr) or [0])[0]) for figure, form in FIGURES.items()}
+
+
+def compiled(architectures: Sequence[int]) -> dict[int, dict[str, dict[str, int]]]:
     """As compile_here, in a process of its own and not in the simulator."""
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
-    command = [sys.executable, "-m", "okrt.perf.registers", HERE, str(architecture)]
+    command = [sys.executable, "-m", "okrt.perf.registers", HERE, *map(str, architectures)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    rows: dict[str, dict[str, int]] = json.loads(done.stdout)
-    return rows
+    return {int(architecture): rows for architecture, rows in json.loads(done.stdout).items()}
 
 
 def table(figures: dict[int, dict[str, dict[str, int]]]) -> Table:
@@ -92,9 +100,9 @@ def main() -> None:
     parser.add_argument(HERE, action="store_true", help=argparse.SUPPRESS)
     given: Any = parser.parse_args()
     if given.here:
-        print(json.dumps(compile_here(given.architectures[0])))
+        print(json.dumps(compile_here(given.architectures)))
     else:
-        Console(width=110).print(table({architecture: compiled(architecture) for architecture in given.architectures}))
+        Console(width=110).print(table(compiled(given.architectures)))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ needs_lab = pytest.mark.skipif(
     reason="the lab needs root, ip and tc",
 )
 ELEMENTS, K = 20_000, 200
+PATIENCE_S = 110  # to start on a busy machine
 SMALL = ["bench", "allreduce", "--elements", ELEMENTS, "--steps", 3, "--warmup", 1]
 FIELDS = [
     *("reducer", "ranks", "elements", "density", "lab", "steps", "median_ms", "ci95_low_ms", "ci95_high_ms"),
@@ -43,35 +44,40 @@ def check_rows(rows: list[dict], names: list[str], ranks: int, lab: str | None =
         assert row["alpha_beta_ms"] > 0
 
 
-def test_rows_and_table(start: Callable, tmp_path: Path) -> None:
+@pytest.mark.timeout(250)
+def test_rows_and_table_and_seed(start: Callable, tmp_path: Path) -> None:
+    """Three ranks: there the words of oktopk depend on the gradients."""
     file = tmp_path / "rows.json"
-    names = ["dense", "oktopk", "gloo"]
-    done = start("okrt", *SMALL, "--ranks", 2, "--reducers", ",".join(names), "--json", file)
+    names = ["dense", "oktopk", "oktopk", "gloo"]
+    options = ["--reducers", ",".join(names), "--seed", 3, "--json", file]
+    done = start("okrt", *SMALL, "--ranks", 3, *options, limit_s=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads(file.read_text())
-    check_rows(rows, names, 2)
+    check_rows(rows, names, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
-    for row in rows:
-        (cells,) = [line.split() for line in done.stdout.splitlines() if line.split()[:1] == [row["reducer"]]]
-        assert cells[1] == "3"
-        assert float(cells[2]) == pytest.approx(row["median_ms"], rel=0.02, abs=0.06)
-    for told in ("2 ranks", f"{ELEMENTS} elements", "density 0.01", "no lab"):
+    for row, line in zip(rows, lines_of(done.stdout, names), strict=True):
+        assert (line[0], line[1]) == (row["reducer"], "3")
+        assert float(line[2]) == pytest.approx(row["median_ms"], rel=0.02, abs=0.06)
+    for told in ("3 ranks", f"{ELEMENTS} elements", "density 0.01", "no lab"):
         assert told in done.stdout
+    assert words(rows[1]) == words(rows[2])
+
+    # As a launcher starts it, and with another seed.
+    done = start("okrt", *SMALL, "--reducers", "oktopk", "--seed", 4, "--json", file, ranks=3, limit_s=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    (other,) = json.loads(file.read_text())
+    check_rows([other], ["oktopk"], 3)
+    assert done.stdout.count("3 ranks") == 1
+    assert words(other) != words(rows[1])
 
 
-def test_same_seed_same_words(start: Callable, tmp_path: Path) -> None:
-    """Three ranks: there the words of oktopk depend on the gradients."""
+def lines_of(printed: str, names: list[str]) -> list[list[str]]:
+    """The cells of the rows of the table."""
+    return [line.split() for line in printed.splitlines() if line.split()[:1] and line.split()[0] in names]
 
-    def words(seed: int) -> list[tuple[float, ...]]:
-        file = tmp_path / "rows.json"
-        options = ["--ranks", 3, "--reducers", "oktopk,oktopk", "--seed", seed, "--json", file]
-        done = start("okrt", *SMALL, *options)
-        assert done.returncode == 0, done.stderr
-        keys = ("words_over_k_median", "words_over_k_max", "bytes_received_median")
-        return [tuple(row[key] for key in keys) for row in json.loads(file.read_text())]
 
-    (first, again), (other, _) = words(3), words(4)
-    assert first == again != other
+def words(row: dict) -> list[float]:
+    return [row[key] for key in ("words_over_k_median", "words_over_k_max", "bytes_received_median")]
 
 
 def test_one_rank(start: Callable, tmp_path: Path) -> None:
@@ -79,14 +85,6 @@ def test_one_rank(start: Callable, tmp_path: Path) -> None:
     done = start("python", "-m", "okrt", *SMALL, "--reducers", "dense,oktopk", "--json", file)
     assert (done.returncode, done.stderr) == (0, "")
     assert [(row["ranks"], row["words_over_k_max"]) for row in json.loads(file.read_text())] == [(1, 0), (1, 0)]
-
-
-def test_under_a_launcher(start: Callable, tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    done = start("okrt", *SMALL, "--reducers", "oktopk", "--json", file, ranks=2)
-    assert (done.returncode, done.stderr) == (0, "")
-    check_rows(json.loads(file.read_text()), ["oktopk"], 2)
-    assert done.stdout.count("2 ranks") == 1
 
 
 def test_under_a_launcher_of_another_size(start: Callable) -> None:

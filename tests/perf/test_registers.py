@@ -12,13 +12,21 @@ SHARED_BYTES = 65536  # of one of P100, the smallest
 BLOCKS = 3  # that a multiprocessor should hold at the least
 
 
+@pytest.fixture(scope="module")
+def figures():
+    return registers.compiled(registers.ARCHITECTURES)
+
+
 @pytest.mark.parametrize("architecture", registers.ARCHITECTURES)
-def test_no_kernel_spills(architecture):
-    rows = registers.compiled(architecture)
+def test_no_kernel_spills(figures, architecture):
+    rows = figures[architecture]
     assert {"select", "keep", "histogram", "merge_add", "accumulate_select bfloat16"} <= rows.keys()
     for name, row in rows.items():
         assert (row["stack_bytes"], row["spill_store_bytes"], row["spill_load_bytes"]) == (0, 0, 0), (name, row)
         assert 0 < row["registers"] * BLOCK_THREADS * BLOCKS <= REGISTERS, (name, row)
         assert row["shared_bytes"] * BLOCKS <= SHARED_BYTES, (name, row)
-    table = registers.table({architecture: rows})
-    assert table.row_count == len(rows)
+
+
+def test_table(figures):
+    table = registers.table(figures)
+    assert (table.row_count, len(table.columns)) == (len(figures[60]), 1 + len(registers.ARCHITECTURES))
