@@ -228,7 +228,9 @@ def run(
 ) -> int:
     """Trains to the end, or to a signal; the exit code."""
     if world.device.type != "cpu":
-        progress.log(f"there is {world.device}, but jobs compute on the CPU: GPUs are for okrt.DataParallel in a script")
+        progress.log(
+            f"there is {world.device}, but jobs compute on the CPU: GPUs are for okrt.DataParallel in a script"
+        )
     trainer = Trainer(job, task, world)
     checkpoints = Checkpoints(out / "checkpoints", world.transport, job.checkpoint.keep, progress.log)
     saved = checkpoints.newest() if resume else None
