@@ -42,7 +42,6 @@ def start(code: str, folder: Path) -> subprocess.Popen:
     """A Python process whose compiled code and lock file are in the folder."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"NUMBA_CACHE_DIR": str(folder), "TMPDIR": str(folder), "PYTHONPATH": paths}
-    environment["NUMBA_OPT"] = "0"  # how good the code is does not matter here, and this takes less time
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stdin=pipe, stdout=pipe, text=True)
 
