@@ -274,10 +274,14 @@ def test_anything(name, law, dtype, size, n, density, selector, steps, seed):
 def whole_mean(size, n, dtype):
     """The dense mean of small whole numbers, checked on every rank; their sums are exact in any order."""
 
+    def repeated(numbers):
+        return np.resize(numbers.astype(dtype), n)
+
     def body(transport):
-        numbers = np.arange(n) % 13
-        result = okrt.reducer("dense", transport=transport).allreduce((size * (numbers + transport.rank)).astype(dtype))
-        np.testing.assert_array_equal(result, (size * numbers + sum(range(size))).astype(dtype))
+        numbers = np.arange(13)
+        result = okrt.reducer("dense", transport=transport).allreduce(repeated(size * (numbers + transport.rank)))
+        assert (result.dtype, result.shape) == (dtype, (n,))
+        assert (result == repeated(size * numbers + sum(range(size)))).all()
 
     run_ranks(size, body)
 
