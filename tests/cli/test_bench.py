@@ -13,6 +13,7 @@ needs_lab = pytest.mark.skipif(
     reason="the lab needs root, ip and tc",
 )
 ELEMENTS, K = 20_000, 200
+PATIENCE_S = 110  # to start on a busy machine
 SMALL = ["bench", "allreduce", "--elements", ELEMENTS, "--steps", 3, "--warmup", 1]
 FIELDS = [
     *("reducer", "ranks", "elements", "density", "lab", "steps", "median_ms", "ci95_low_ms", "ci95_high_ms"),
@@ -43,12 +44,13 @@ def check_rows(rows: list[dict], names: list[str], ranks: int, lab: str | None =
         assert row["alpha_beta_ms"] > 0
 
 
+@pytest.mark.timeout(250)
 def test_rows_and_table_and_seed(start: Callable, tmp_path: Path) -> None:
     """Three ranks: there the words of oktopk depend on the gradients."""
     file = tmp_path / "rows.json"
     names = ["dense", "oktopk", "oktopk", "gloo"]
     options = ["--reducers", ",".join(names), "--seed", 3, "--json", file]
-    done = start("okrt", *SMALL, "--ranks", 3, *options)
+    done = start("okrt", *SMALL, "--ranks", 3, *options, limit_s=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads(file.read_text())
     check_rows(rows, names, 3)
@@ -61,7 +63,7 @@ def test_rows_and_table_and_seed(start: Callable, tmp_path: Path) -> None:
     assert words(rows[1]) == words(rows[2])
 
     # As a launcher starts it, and with another seed.
-    done = start("okrt", *SMALL, "--reducers", "oktopk", "--seed", 4, "--json", file, ranks=3)
+    done = start("okrt", *SMALL, "--reducers", "oktopk", "--seed", 4, "--json", file, ranks=3, limit_s=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
     (other,) = json.loads(file.read_text())
     check_rows([other], ["oktopk"], 3)
