@@ -72,9 +72,9 @@ def test_a_demo_in_place_of_an_older_run(start: Callable, tmp_path: Path) -> Non
 
 
 def test_a_run_that_fails_ends_the_demo(start: Callable, tmp_path: Path) -> None:
-    failed = start("python", "-m", "okrt.perf.demo", "--out", tmp_path, *SMALL, "--set", "task.width=0", limit_s=100)
+    failed = start("python", "-m", "okrt.perf.demo", "--out", tmp_path, *SMALL, "--set", "batch=0", limit_s=100)
     assert failed.returncode == 64
-    assert "--set task.width=0" in failed.stderr and "2 of 2" not in failed.stdout
+    assert "--set batch=0" in failed.stderr and "2 of 2" not in failed.stdout
     assert not (tmp_path / "demo.png").exists()
 
 

@@ -38,7 +38,7 @@ def test_without_it_ranks_keep_their_part():
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize(("k", "size"), [(1, 3), *((100, size) for size in (2, 3, 4, 8)), (2000, 3), (2000, 8)])
+@pytest.mark.parametrize(("k", "size"), [*((k, size) for k in (1, 100) for size in (2, 3, 4, 8)), (2000, 3), (2000, 8)])
 def test_bound_of_oktopk_on_every_step(law, size, k):
     n = 20 * k + 3
     for ranks in run("oktopk", law, n=n, size=size, steps=7, density=k / n, complete=True):
