@@ -99,7 +99,7 @@ def test_in_a_lab(start: Callable, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     names = ["gloo", "oktopk"]
     options = ["--lab", "1gbit", "--ranks", 2, "--reducers", ",".join(names), "--json", file]
-    done = start("okrt", *SMALL, *options)
+    done = start("okrt", *SMALL, *options, limit_s=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     # torch cannot find names for the addresses of the lab, and says so.
     assert all("[c10d] The hostname" in line for line in done.stderr.splitlines())

@@ -8,7 +8,7 @@ import os
 from okrt.cli.launch import run_forwarding
 
 for name in ("TERM", "USR2"):
-    script = f"trap 'exit 75' TERM; kill -{name} $PPID; while :; do sleep 0.05; done"
+    script = f"trap 'exit 75' TERM; sleep 0.5; kill -{name} $PPID; while :; do sleep 0.05; done"
     print(name, run_forwarding(["sh", "-c", script], dict(os.environ)), flush=True)
 """
 
