@@ -39,6 +39,7 @@ for size in map(int, sizes):
     if comm != MPI.COMM_NULL:
         MPI.COMM_WORLD = comm
         okrt.init.cache_clear()
+        okrt.world.join.cache_clear()
         count = Count()
         sys.modules.pop("tests.mpi.test_reducers", None)
         options = ["--with-mpi", "-q", "-p", "no:cacheprovider", "-k", cases]

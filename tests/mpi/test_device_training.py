@@ -14,7 +14,7 @@ from okrt.transport import mpi
 from tests import fake_cupy
 
 pytestmark = pytest.mark.usefixtures("simulator")
-RANK = okrt.init().rank
+RANK, SIZE = okrt.init().rank, okrt.init().size
 STEPS = 3
 
 
@@ -91,7 +91,7 @@ def test_equal_to_the_host(as_on_a_gpu, way):
     expected = trained(WAYS[way])
     as_on_a_gpu()
     result = trained(WAYS[way])
-    assert fake_cupy.log
+    assert fake_cupy.log or SIZE == 1  # alone nothing is sent
     for mine, theirs in zip(result, expected, strict=True):
         # LagAdamW's entries are stepped by torch on a GPU, by a kernel on the host.
         torch.testing.assert_close(mine, theirs, rtol=1e-6 if way == "lag-aware" else 0, atol=1e-8)
