@@ -50,35 +50,49 @@ class Device:
     def __init__(self, number: int = 0) -> None:
         self._number = number
         self._stream: Any = 0
-        limit = getattr(cuda.get_current_device(), "MULTIPROCESSOR_COUNT", 1)
-        self._blocks_limit = code.BLOCKS_PER_MULTIPROCESSOR * limit
-        self._state = cuda.device_array(0, np.int64)
-        self._sums = cuda.device_array(0, np.float64)
-        self._places = cuda.device_array(0, np.int64)
-        self._found = cuda.device_array(1, np.int64)
-        self._no_length = cuda.device_array(0, np.int64)
-        self._counts = cuda.device_array(COARSE_BINS, np.int64)
-        self._control = cuda.device_array(2, np.int32)
-        self._zero_control = cuda.device_array(2, np.int32)
-        for words in (self._counts, self._zero_control):
-            self._launch(code.clear, words.size, words)
+        self._last_stream: int | None = None
+        with self._current():
+            limit = getattr(cuda.get_current_device(), "MULTIPROCESSOR_COUNT", 1)
+            self._blocks_limit = code.BLOCKS_PER_MULTIPROCESSOR * limit
+            self._state = cuda.device_array(0, np.int64)
+            self._sums = cuda.device_array(0, np.float64)
+            self._places = cuda.device_array(0, np.int64)
+            self._found = cuda.device_array(2, np.int64)
+            self._no_length = cuda.device_array(0, np.int64)
+            self._counts = cuda.device_array(COARSE_BINS, np.int64)
+            self._control = cuda.device_array(2, np.int32)
+            self._zero_control = cuda.device_array(2, np.int32)
+            for words in (self._counts, self._zero_control):
+                self._launch(code.clear, words.size, words)
+            cuda.synchronize()  # streams to come do not wait for this one
+
+    def _current(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, this is the GPU that CuPy and Numba work on; there is only one in the simulator."""
+        if code.IS_SIMULATED:
+            return contextlib.nullcontext()
+        import cupy
+
+        return cupy.cuda.Device(self._number)
 
     @contextlib.contextmanager
     def on(self, stream: int | None) -> Iterator[None]:
         """Inside, all is done on this stream (its address); None: the array is not one for a device."""
-        import cupy
-
         if stream is None:
             yield
             return
+        import cupy
 
-        before = self._stream
-        with cupy.cuda.Device(self._number), cupy.cuda.ExternalStream(stream):
+        with self._current(), cupy.cuda.ExternalStream(stream):
+            if self._last_stream not in (None, stream):
+                # The working memory may still be in use there.
+                cupy.cuda.ExternalStream(self._last_stream).synchronize()
             self._stream = 0 if code.IS_SIMULATED else cuda.external_stream(stream)
-            try:
-                yield
-            finally:
-                self._stream = before
+            self._last_stream = stream
+            yield
+
+    def again(self) -> contextlib.AbstractContextManager[None]:
+        """As the last `on`: what follows there comes after what was begun there."""
+        return self.on(self._last_stream)
 
     def empty(self, length: int, dtype: Any) -> Any:
         import cupy
@@ -231,6 +245,15 @@ class Device:
         code.set_control[1, 1, self._stream](self._control, np.int32(threshold), np.int64(k), self._found)
         self._launch_tiles(code.keep, index.size, index, value, self._control)
         return int(self._read(self._found)[0])
+
+    def cut_to_top(self, index, value, k: int, ratio: float) -> tuple[int, int]:
+        """Both numbers are read at once, when all is done."""
+        self._find_kth(value, k)
+        self._launch_tiles(code.keep, index.size, index, value, self._control)
+        self._launch(code.clear, 2, self._found)
+        self._launch(entries.count_from, k, value[:k], self._control, np.float32(ratio), self._found)
+        threshold, reached = self._read(self._found)
+        return int(threshold), int(reached)
 
     def keep_top(self, index, value, k: int) -> int:
         """Nothing waits: how many are kept is known."""

@@ -8,6 +8,8 @@ from numba import cuda, types
 from okrt.kernels.cpu import BLOCK, CHUNK, LANES
 from okrt.kernels.cuda_code import GRADIENTS, IS_SIMULATED, WIDEN, bits_of, float_of, place_of
 
+LARGEST = np.float32(np.finfo(np.float32).max)
+
 _f4, _f8, _i4, _i8 = types.float32[::1], types.float64[::1], types.int32[::1], types.int64[::1]
 
 if IS_SIMULATED:
@@ -106,6 +108,20 @@ def cuts(index, bounds, out):
         out[i] = place_of(index, bounds[i])
 
 
+@cuda.jit
+def count_from(value, control, ratio, found):
+    """found becomes the threshold in control, at least 1, and how many values reach `ratio` times it."""
+    threshold = max(control[0], np.int32(1))
+    limit = max(bits_of(min(_product(float_of(threshold), ratio), LARGEST)), np.int32(1))
+    mine = np.int64(0)
+    for i in range(cuda.grid(1), value.size, cuda.gridsize(1)):
+        mine += (bits_of(value[i]) & np.int32(0x7FFFFFFF)) >= limit
+    if mine:
+        cuda.atomic.add(found, 1, mine)
+    if cuda.grid(1) == 0:
+        found[0] = threshold
+
+
 @cuda.jit(device=True)
 def _holds(index, wanted):
     place = place_of(index, wanted)
@@ -160,6 +176,7 @@ def sum_chunks(values, length, out):
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "take": (take, (_f4, _i4, _f4)),
     "cuts": (cuts, (_i4, _i8, _i8)),
+    "count_from": (count_from, (_f4, _i4, types.float32, _i8)),
     "keep_lost": (keep_lost, (_f4, _i4, _f4, _i4, _i4)),
     "lane_moments": (lane_moments, (_f4, _f8, _f8)),
     "add_halves": (add_halves, (_f8, _f8)),

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from okrt.kernels import cpu, reference
+from okrt.kernels.bits import threshold_bits, threshold_value
 from okrt.kernels.pairs import Pairs
 
 T = TypeVar("T")
@@ -54,6 +55,9 @@ class Host:
 
     def on(self, stream: None) -> contextlib.AbstractContextManager[None]:
         """There are no streams here."""
+        return contextlib.nullcontext()
+
+    def again(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def empty(self, length: int, dtype: Any) -> np.ndarray:
@@ -178,6 +182,11 @@ class Host:
     keep_lost = staticmethod(reference.keep_lost)
     mean = staticmethod(reference.mean)
     rounding_error = staticmethod(reference.rounding_error)
+
+    def cut_to_top(self, index: np.ndarray, value: np.ndarray, k: int, ratio: float) -> tuple[int, int]:
+        threshold = cpu.kth_magnitude(value, k)
+        cpu.keep_reaching(index, value, threshold, k)
+        return threshold, cpu.count(value[:k], threshold_bits(threshold_value(threshold) * ratio))
 
     def room(self, index: np.ndarray, value: np.ndarray) -> Pairs:
         """Memory for pairs that `merge` writes."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from okrt.kernels.bits import MAGNITUDE_MASK, narrow, widen
+from okrt.kernels.bits import MAGNITUDE_MASK, narrow, threshold_bits, threshold_value, widen
 
 
 def magnitude_bits(values: np.ndarray) -> np.ndarray:
@@ -122,6 +122,14 @@ def keep_top(index: np.ndarray, value: np.ndarray, k: int) -> int:
     kept = np.sort(np.argsort(-magnitude_bits(value), kind="stable")[:k])
     index[:k], value[:k] = index[kept], value[kept]
     return k
+
+
+def cut_to_top(index: np.ndarray, value: np.ndarray, k: int, ratio: float) -> tuple[int, int]:
+    """As keep_top, of values that are not zero (1 <= k < length). Returns the k-th largest magnitude as a threshold,
+    and how many of those kept reach `ratio` times it."""
+    threshold = kth_magnitude(value, k)
+    keep_top(index, value, k)
+    return threshold, count(value[:k], threshold_bits(threshold_value(threshold) * ratio))
 
 
 def scatter_add(dense: np.ndarray, index: np.ndarray, value: np.ndarray) -> None:

@@ -40,6 +40,11 @@ class View:
         return self.place.partition(":")[0]
 
     @property
+    def number(self) -> int:
+        """of the device"""
+        return int(self.place.partition(":")[2])
+
+    @property
     def is_writeable(self) -> bool:
         return self.memory != HOST or self.data.flags.writeable
 
@@ -132,7 +137,7 @@ def need_cupy() -> Any:
 
 def gpu_name(source: View) -> str:
     """The address of its GPU on the bus: numbers of devices mean another one in each process."""
-    address: str = need_cupy().cuda.Device(int(source.place.partition(":")[2])).pci_bus_id
+    address: str = need_cupy().cuda.Device(source.number).pci_bus_id
     return address
 
 
@@ -140,7 +145,7 @@ def device_kernels(source: View) -> Any:
     """The kernels for the GPU that an array is on."""
     from okrt.kernels.cuda import Device
 
-    return Device(int(source.place.partition(":")[2]))
+    return Device(source.number)
 
 
 class Wire:

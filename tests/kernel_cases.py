@@ -105,6 +105,12 @@ def kth_arguments(case, gradient):
     return case.residual, min(max(case.k, 1), case.size)
 
 
+def cut_arguments(case):
+    assume(case.size > 1)
+    values = np.where(case.residual == 0, np.float32(1), case.residual)
+    return np.arange(case.size, dtype=np.int32), values, min(max(case.k, 1), case.size - 1), 1.0625
+
+
 ARGUMENTS = {
     "all_finite": lambda c, g: (g,),
     "accumulate": lambda c, g: (c.residual, g),
@@ -123,6 +129,7 @@ ARGUMENTS = {
         *(threshold(c, c.residual), c.k),
     ),
     "keep_top": lambda c, g: (np.arange(c.size, dtype=np.int32) + c.first_index, c.residual, c.k),
+    "cut_to_top": lambda c, g: cut_arguments(c),
     "scatter_add": lambda c, g: (c.residual, c.a, c.other[: c.a.size]),
     "merge_add": lambda c, g: (
         *(c.a + c.first_index, c.residual[: c.a.size], c.b + c.first_index, c.other[: c.b.size]),
@@ -154,9 +161,10 @@ def run(kernels, name: str, arguments):
     with np.errstate(over="ignore"):
         result = getattr(kernels, name)(*(a[GUARD:-GUARD] if isinstance(a, np.ndarray) else a for a in held))
     arrays = [a.view(f"u{a.itemsize}") for a in held if isinstance(a, np.ndarray)]
-    if name in ("keep_reaching", "keep_top"):  # what is left behind the pairs kept is not specified
+    kept = {"keep_reaching": lambda: result, "keep_top": lambda: result, "cut_to_top": lambda: arguments[2]}
+    if name in kept:  # what is left behind the pairs kept is not specified
         for array in arrays:
-            array[GUARD + result : -GUARD] = 0
+            array[GUARD + kept[name]() : -GUARD] = 0
     return result, arrays
 
 

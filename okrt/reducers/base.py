@@ -127,25 +127,28 @@ class Reducer(abc.ABC):
     def _make_buffers(self) -> None:
         """What a reduction works in, in the memory of the kernels."""
 
-    def _move_to(self, kernels: Any) -> None:
+    def _move_to(self, kernels: Any, place: str) -> None:
         """From host memory, before the first reduction."""
-        self._kernels = kernels
+        self._kernels, self._place = kernels, place
         self._make_buffers()
 
     @contextlib.contextmanager
     def _begun(self, x: Any, out: Any = None) -> Iterator[View]:
         """The view of x, checked on all ranks at once; on a GPU all inside goes to the stream the caller works on."""
-        source, refusal = None, None
+        source, refusal, kernels = None, None, self._kernels
         try:
             source = view(x)
-            if self._place is None and source.place != HOST:
-                self._move_to(device_kernels(source))
             self._check_expected(source)
             if out is not None:
                 check_out(out, source)
+            if self._place is None and source.place != HOST:
+                kernels = device_kernels(source)
         except UsageError as error:
             refusal = error
-        with self._kernels.on(None if source is None else source.stream):
+        with kernels.on(None if source is None else source.stream):
+            if kernels is not self._kernels:
+                assert source is not None
+                self._move_to(kernels, source.place)
             self._begin(source, refusal)
             assert source is not None
             yield source
@@ -164,7 +167,7 @@ class Reducer(abc.ABC):
         with ledger.phase("agree"):
             any_not_finite = agree(self.transport, plan, refusal, flag=not finite)
         assert source is not None
-        if source.memory != HOST and self._place is None:
+        if source.memory != HOST and self._steps == 0:
             note_gpu(gpu_name(source))
         if any_not_finite and self.nan == "raise":
             ranks = np.flatnonzero(self.transport.allgather(np.array([not finite])))
@@ -200,7 +203,8 @@ class Reducer(abc.ABC):
 
     def cuts(self, index: Any, bounds: np.ndarray) -> np.ndarray:
         """Where sorted indexes, such as those delivered, reach each of the bounds."""
-        return self._kernels.cuts(index, bounds)
+        with self._kernels.again():
+            return self._kernels.cuts(index, bounds)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a restart needs: NumPy arrays and plain scalars only."""

@@ -84,8 +84,8 @@ class SparseReducer(Reducer):
         self._dense_sum = RankSum(self.transport, self._kernels)
         self._mean_space, self._error_space, self._share_space = (Words(self._kernels) for _ in range(3))
 
-    def _move_to(self, kernels: Any) -> None:
-        super()._move_to(kernels)
+    def _move_to(self, kernels: Any, place: str) -> None:
+        super()._move_to(kernels, place)
         self._selector.move_to(kernels)
         self._residual.move_to(kernels)
 
@@ -216,7 +216,8 @@ class SparseReducer(Reducer):
     def state_dict(self) -> dict[str, Any]:
         own = {f"selector.{key}": value for key, value in self._selector.state_dict().items()}
         if self.residual is not None:
-            own["residual"] = self._kernels.to_host(self.residual)
+            with self._kernels.again():
+                own["residual"] = self._kernels.to_host(self.residual)
         return super().state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -227,4 +228,5 @@ class SparseReducer(Reducer):
         )
         self._residual.array = None
         if "residual" in state:
-            self._residual.array = self._kernels.from_host(state["residual"].astype(np.float32))
+            with self._kernels.again():
+                self._residual.array = self._kernels.from_host(state["residual"].astype(np.float32))

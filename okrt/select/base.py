@@ -8,14 +8,18 @@ import numpy as np
 
 from okrt.kernels.bits import COARSE_BINS, COARSE_SHIFT, threshold_value
 
+PROBE = 1.0625  # the count above the threshold times this tells the slope of the distribution there
+
 
 @dataclass(frozen=True)
 class Selection:
     """Chosen entries in index order: views into the selector's buffers, good until its next call."""
 
-    index: np.ndarray
-    value: np.ndarray
+    index: Any
+    value: Any
     threshold: float
+    probed: int | None = None
+    """how many reach PROBE times the threshold, if that was counted"""
 
 
 class Selector(abc.ABC):
@@ -47,16 +51,15 @@ class Selector(abc.ABC):
             self._index = self._kernels.empty(capacity, np.int32)
             self._value = self._kernels.empty(capacity, np.float32)
 
-    def _selection(self, found: int, threshold: int) -> Selection:
-        return Selection(self._index[:found], self._value[:found], threshold_value(threshold))
+    def _selection(self, found: int, threshold: int, probed: int | None = None) -> Selection:
+        return Selection(self._index[:found], self._value[:found], threshold_value(threshold), probed)
 
     def _trimmed(self, found: int, k: int, threshold: int) -> Selection:
         """The k largest of the found candidates; of equals those of lowest index."""
         if found <= k:
             return self._selection(found, threshold)
-        index, value = self._index[:found], self._value[:found]
-        threshold = self._kernels.kth_magnitude(value, k)
-        return self._selection(self._kernels.keep_reaching(index, value, threshold, k), threshold)
+        threshold, probed = self._kernels.cut_to_top(self._index[:found], self._value[:found], k, PROBE)
+        return self._selection(k, threshold, probed)
 
     def _top(self, values: np.ndarray, k: int, counts: np.ndarray) -> Selection:
         """The exact top-k of `values`, given their coarse histogram."""

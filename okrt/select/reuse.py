@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from okrt.kernels.bits import threshold_bits
-from okrt.select.base import Selection, Selector
+from okrt.select.base import PROBE, Selection, Selector
 
 AIM = 0.08  # candidates wanted beyond k, as a share of k
 TOO_FEW = 0.97  # of k: below that the threshold is found anew
-PROBE = 1.0625  # the count above the threshold times this tells the slope of the distribution there
 DRIFT_DAMPING = 0.8  # thresholds under error feedback rise ever more slowly
 
 
@@ -47,7 +46,9 @@ class Reuse(Selector):
             # Few enough non-zeros for all to go: no threshold holds any back.
             self._last = self._predicted = 0.0
             return
-        probed = self._kernels.count(selection.value, threshold_bits(now * PROBE))
+        probed = selection.probed
+        if probed is None:
+            probed = self._kernels.count(selection.value, threshold_bits(now * PROBE))
         slope = max(1.0, math.log(size / max(1, probed)) / math.log(PROBE))
         drift = min(max(math.log(now / self._last), -0.5), 0.5) if self._last else 0.0
         aim = 1 + AIM + 2 / math.sqrt(k)

@@ -105,6 +105,12 @@ class Plain:
             index[place], value[place] = i, x
         return len(kept)
 
+    def cut_to_top(index, value, k, ratio):
+        threshold = Plain.kth_magnitude(value, k)
+        Plain.keep_top(index, value, k)
+        level = min(threshold_value(threshold) * ratio, float(np.finfo(np.float32).max))
+        return threshold, Plain.count(value[:k], threshold_bits(level))
+
     def scatter_add(dense, index, value):
         for i, x in zip(index, value, strict=True):
             dense[i] += x
@@ -160,7 +166,7 @@ class Plain:
 def test_every_kernel_is_tested():
     compiled = {n for n, f in vars(cpu).items() if isinstance(f, Dispatcher) and not n.startswith("_")}
     oracles = {n for n, _ in inspect.getmembers(reference, inspect.isfunction)}
-    helpers = {"magnitude_bits", "widen", "narrow", "chunked_sum"}
+    helpers = {"magnitude_bits", "widen", "narrow", "chunked_sum", "threshold_bits", "threshold_value"}
     assert ARGUMENTS.keys() | {"lag_adamw", "balance"} == oracles - helpers
     assert compiled - {"block_moments", "chunked_sum"} <= oracles - helpers
     assert {name for name in vars(Host) if not name.startswith("_")} >= ARGUMENTS.keys()
