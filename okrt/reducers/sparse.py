@@ -144,7 +144,7 @@ class SparseReducer(Reducer):
         self._dense_sum(total)
         kernels.mean(total, size, target)
         self._stats.selected_local = self._stats.selected_global = total.size
-        mine = self._errors_kept(source)
+        mine = self._errors_kept(source, source.size)
         kernels.rounding_error(total[mine], size, target[mine], total[mine])
         kernels.clear(total[: mine.start])
         kernels.clear(total[mine.stop :])
@@ -188,10 +188,10 @@ class SparseReducer(Reducer):
         self._residual.keep(index[mine], error)
         return mean
 
-    def _errors_kept(self, source: View, length: int | None = None) -> slice:
-        """The share of the sums whose rounding errors this rank is to keep, so that each is kept once."""
+    def _errors_kept(self, source: View, length: int) -> slice:
+        """The share of that many sums whose rounding errors this rank is to keep, so that each is kept once."""
         size, rank = self.transport.size, self.transport.rank
-        length = 0 if source.dtype == "float32" else source.size if length is None else length
+        length = 0 if source.dtype == "float32" else length
         return slice(length * rank // size, length * (rank + 1) // size)
 
     def _completed(self, delivered: Delivered, residual: Any) -> Any:
