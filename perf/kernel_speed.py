@@ -1,12 +1,12 @@
 """How near the kernels come to the speed of a copy in the same memory."""
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from okrt.kernels.host import Host
 from okrt.kernels.staging import fence
 from okrt.perf.kernel_inputs import ARGUMENTS, Inputs
 
@@ -43,7 +43,7 @@ TRAFFIC_WORDS: dict[str, Callable[[int, int], float]] = {
 
 def copy_seconds(kernels: Any, elements: int) -> float:
     source, target = (kernels.from_host(np.full(elements, fill, np.float32)) for fill in (1, 0))
-    if isinstance(kernels, Host):
+    if kernels.memory == "host":
         return seconds(kernels, lambda: kernels.map(lambda _, at: np.copyto(target[at], source[at]), elements))
 
     def copy() -> None:
@@ -54,7 +54,7 @@ def copy_seconds(kernels: Any, elements: int) -> float:
 
 def seconds(kernels: Any, call: Callable[[], object]) -> float:
     """Of one call, several made in a row; the median of a few rounds."""
-    wait = (lambda: None) if isinstance(kernels, Host) else fence
+    wait = (lambda: None) if kernels.memory == "host" else fence
     call()
     taken = []
     for _ in range(ROUNDS):
@@ -77,5 +77,5 @@ def speeds(kernels: Any, elements: int) -> Iterator[tuple[str, float]]:
             kernels.from_host(a.copy()) if isinstance(a, np.ndarray) and a.dtype != np.int64 else a
             for a in ARGUMENTS[name](x, gradient)[0]
         ]
-        taken = seconds(kernels, lambda name=name, arguments=arguments: getattr(kernels, name)(*arguments))
+        taken = seconds(kernels, functools.partial(getattr(kernels, name), *arguments))
         yield name, WORD_BYTES * words(elements, x.k) / 1e9 / taken
