@@ -89,6 +89,7 @@ class Cpu:
         return self.kernels.on(None)
 
     def rings(self, world: World, tally: Tally) -> None:
+        tally.begin("ring", 1)
         tally.add("ring", check_ring(world.transport, self.kernels), is_collective=True)
 
 
@@ -125,6 +126,7 @@ class Gpu:
         """Through pinned host memory, and from device memory as it is where MPI takes it on all ranks."""
         from okrt.transport.mpi import MpiTransport
 
+        tally.begin("ring", 2)
         staged = MpiTransport(world.comm, world.timeout_s, lambda: False)
         tally.add("ring, staged", check_ring(staged, self.kernels), is_collective=True)
         complaints = world.transport.gather_texts("" if self._verdict.aware else self._verdict.reason)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
@@ -35,7 +35,7 @@ class Tally:
 
     def __init__(self, transport: Transport, progress: Progress) -> None:
         self._transport, self._progress = transport, progress
-        self._task = progress.add_task("")
+        self._task: TaskID | None = None
         self.rows: dict[str, Row] = {}
         self.failures: dict[str, dict[int, str]] = {}
         """of each thing that failed, what is wrong on which rank"""
@@ -49,7 +49,8 @@ class Tally:
         self._task = self._progress.add_task(stage, total=parts)
 
     def advance(self) -> None:
-        self._progress.advance(self._task)
+        if self._task is not None:
+            self._progress.advance(self._task)
 
     def add(self, what: str, checks: Iterable[str], is_collective: bool = False) -> None:
         """Goes through the checks, each of which gives what is wrong (empty if nothing is), and tells all ranks.
@@ -79,6 +80,7 @@ class Tally:
     def note(self, what: str, note: str) -> None:
         """Something that cannot be checked here."""
         self.rows[what] = Row(what, note=note)
+        self.advance()
 
     def verdict(self) -> str:
         """The last line, without the number of checks."""
