@@ -7,6 +7,7 @@ import typer
 
 from okrt.cli import bench
 from okrt.cli.doctor import doctor
+from okrt.cli.selftest import selftest
 from okrt.cli.train import train
 from okrt.errors import EX_USAGE, UsageError, exit_code
 from okrt.world import install_abort_hook, job_rank
@@ -20,6 +21,7 @@ app = typer.Typer(help=HELP, add_completion=False, pretty_exceptions_enable=Fals
 app.add_typer(bench.app, name="bench")
 app.command()(train)
 app.command()(doctor)
+app.command()(selftest)
 
 
 @app.callback()

@@ -4,7 +4,7 @@ import functools
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,14 +48,15 @@ def thread_level() -> str:
 
 
 class MpiTransport:
-    def __init__(self, comm: MPI.Intracomm, timeout_s: float) -> None:
+    def __init__(self, comm: MPI.Intracomm, timeout_s: float, is_cuda_aware: Callable[[], bool] | None = None) -> None:
+        """is_cuda_aware: whether device memory goes to MPI as it is; by default where MPI is known to take it."""
         self._timeout_s = timeout_s
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.ledger = Ledger()
         self.idle: Iterator[None] = iter(())
         # A communicator of our own: messages of the user's cannot be mistaken for ours.
-        self._wire = Wire(may_touch_device_memory)
+        self._wire = Wire(is_cuda_aware or may_touch_device_memory)
         self._comm, request = comm.Idup()
         self._wait([request], "all ranks to start")
 
