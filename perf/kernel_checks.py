@@ -1,7 +1,7 @@
 """Every kernel against its oracle, bit for bit, in whatever memory it works on."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,12 @@ from okrt.perf.kernel_inputs import ARGUMENTS, KINDS, TYPES, Inputs
 GUARD = 9  # elements; odd, so that kernels also start where nothing is aligned
 BLOCK = 2048
 MILLION = 1_000_003
-KEEPS_THE_FRONT = ("keep_reaching", "keep_top")  # what they leave behind the pairs kept is not specified
+# How many pairs these keep, by result and arguments; what they leave behind those is not specified.
+KEPT: dict[str, Callable[[Any, tuple], int]] = {
+    "keep_reaching": lambda result, arguments: result,
+    "keep_top": lambda result, arguments: result,
+    "cut_to_top": lambda result, arguments: arguments[2],
+}
 
 
 def make_inputs(largest: int) -> list[Inputs]:
@@ -73,9 +78,9 @@ def outcome(kernels: Any, name: str, arguments: tuple) -> tuple[Any, list[np.nda
     result = getattr(reference if kernels is None else kernels, name)(*given)
     arrays = [array if isinstance(array, np.ndarray) else kernels.to_host(array) for array in held]
     words = [array.view(f"u{array.itemsize}") for array in arrays]
-    if name in KEEPS_THE_FRONT:
+    if name in KEPT:
         for array in words:
-            array[GUARD + result : array.size - GUARD] = 0
+            array[GUARD + KEPT[name](result, arguments) : array.size - GUARD] = 0
     return result, words
 
 

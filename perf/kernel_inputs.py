@@ -94,6 +94,11 @@ def histogram_bins(x: Inputs, values: np.ndarray) -> list[tuple]:
     return [(0, 19, np.arange(4096)), (x.threshold(values), 7, np.arange(100))]
 
 
+def cut_to_top(x: Inputs, gradient: np.ndarray) -> list[tuple]:
+    values = np.where(x.residual == 0, np.float32(1), x.residual)
+    return [(x.index, values, k, 1.0625) for k in sorted({1, x.k, x.size - 1}) if 0 < k < x.size]
+
+
 def merge_add(x: Inputs, gradient: np.ndarray) -> list[tuple]:
     a, b = x.a + np.int32(FIRST_INDEX), x.b + np.int32(FIRST_INDEX)
     return [(a, x.residual[: a.size], b, x.other[: b.size], *room(a.size + b.size))]
@@ -114,6 +119,7 @@ ARGUMENTS: dict[str, Callable[[Inputs, np.ndarray], list[tuple[Any, ...]]]] = {
     "kth_magnitude": lambda x, g: [(x.residual, k) for k in sorted({1, max(1, x.k), x.size}) if x.size],
     "keep_reaching": lambda x, g: [(x.index, x.residual, x.threshold(x.residual), k) for k in (x.k, 0, x.size)],
     "keep_top": lambda x, g: [(x.index, x.residual, k) for k in (x.k, 0, x.size)],
+    "cut_to_top": cut_to_top,
     "scatter_add": lambda x, g: [(x.residual, x.a, x.other[: x.a.size])],
     "clear_common": lambda x, g: [(x.residual, x.a, x.b)],
     "merge_add": merge_add,

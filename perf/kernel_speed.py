@@ -30,6 +30,7 @@ TRAFFIC_WORDS: dict[str, Callable[[int, int], float]] = {
     "kth_magnitude": lambda n, m: n,
     "keep_reaching": lambda n, m: 2 * n + 2 * m,
     "keep_top": lambda n, m: 2 * n + 2 * m,
+    "cut_to_top": lambda n, m: 2 * n + 3 * m,
     "scatter_add": lambda n, m: 4 * m,
     "clear_common": lambda n, m: (2 + SHARE) * m,
     "merge_add": lambda n, m: (8 - 2 * SHARE) * m,
