@@ -1,6 +1,6 @@
 """Dense and Ok-Topk side by side: trains gpt_bytes with each, then shows a table and a picture of both.
 
-python -m okrt.perf.demo [--ranks 4] [--steps 600] [--out runs/demo] [--lab RATE] [--set KEY=VALUE]…
+python -m okrt.perf.demo [--ranks 4] [--steps 400] [--out runs/demo] [--lab RATE] [--set KEY=VALUE]…
 """
 
 import argparse
@@ -30,7 +30,7 @@ RUNS = {
     "oktopk": ("reducer.name=oktopk",),
 }
 OWN_KEYS = ("steps", "reducer.name", "optimizer.name")
-STEPS = 600
+STEPS = 400
 EVALUATIONS = 20
 RATES = {"100 Mbit/s": 100e6, "1 Gbit/s": 1e9}
 # Blue and vermilion: told apart by the colour-blind too.

@@ -1,6 +1,5 @@
 """The GPU of `okrt selftest`, by a stand-in: rings through MPI and a reducer, in memory that the host cannot touch."""
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -20,9 +19,9 @@ several = pytest.mark.skipif(WORLD.size == 1, reason="needs two ranks")
 MESSAGES = 2 * len(MESSAGE_WORDS)
 
 
-class Chosen(contextlib.nullcontext):
+class Chosen(fake_cupy.Device):
     def __init__(self, number: int) -> None:
-        super().__init__()
+        super().__init__(number)
         assert number == 0
 
     def use(self) -> None:
