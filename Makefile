@@ -17,7 +17,7 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/pip install -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-demo: setup  ## train a small GPT with dense and with oktopk: a table, and a picture in runs/demo/ (some 4 minutes)
+demo: setup  ## train a small GPT with dense and with oktopk: a table, and a picture in runs/demo/ (some 3 minutes)
 	$(BIN)/python -m okrt.perf.demo
 
 # One thread per rank: four ranks share the cores of a small machine.
