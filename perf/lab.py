@@ -185,10 +185,14 @@ def _remove_lab(lab: str) -> None:
     """End every process in the namespaces of a lab, then delete them and its files."""
     names = [name for name in _namespaces() if name.startswith(f"{lab}-")]
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and (pids := _pids(names)):
+    empty = 0
+    # Twice: a process that goes from one namespace to another while they are listed may be in neither listing.
+    while time.monotonic() < deadline and empty < 2:
+        pids = _pids(names)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        empty = 0 if pids else empty + 1
         time.sleep(0.02)
     for name in names:
         # Another lab that starts now may remove the same stale one.
