@@ -9,9 +9,12 @@ from okrt.transport import mpi
 from okrt.world import note_gpu
 from tests import fake_cupy
 
-pytestmark = pytest.mark.usefixtures("simulator")
-
 RANK, SIZE = okrt.init().rank, okrt.init().size
+# The simulator is slow: odd numbers of ranks are left to the kernels of the CPU, which give the same bits.
+pytestmark = [
+    pytest.mark.usefixtures("simulator"),
+    pytest.mark.skipif(SIZE == 3, reason="device arrays are tried at 1, 2 and 4 ranks"),
+]
 N = 130
 BITS = {"float32": np.float32, "float16": np.float16}
 CASES = [
