@@ -24,8 +24,8 @@ CASES = [
     ("topkdsa", {"density": 0.3}, "float32"),
     ("gtopk", {}, "float32"),
     ("gaussiank", {}, "float32"),
-    ("oktopk", {}, "float32"),
-    ("oktopk", {"complete": True, "dense_steps": 1}, "float16"),
+    ("oktopk", {"density": 0.25}, "float32"),
+    ("oktopk", {"density": 0.25, "complete": True, "dense_steps": 1}, "float16"),
 ]
 each_case = pytest.mark.parametrize(("name", "options", "dtype"), CASES, ids=lambda x: str(x))
 
@@ -64,6 +64,8 @@ def test_equal_to_the_host(aware, name, options, dtype):
         assert vars(device.last) | seconds == vars(host.last) | seconds
         if host.residual is not None:
             np.testing.assert_array_equal(fake_cupy.on_host(device.residual), host.residual)
+    if name == "oktopk" and SIZE == 4:
+        assert {"partition", "split", "threshold"} <= device.last.seconds.keys()
     staged = [line for line in fake_cupy.log if line.startswith("to host")]
     assert bool(staged) == (not aware and SIZE > 1)
     assert ("fence" in fake_cupy.log) == (SIZE > 1)
