@@ -154,11 +154,7 @@ def find_job(name: str) -> Path:
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> tuple[Job, ModuleType, BaseModel]:
     """The job with overrides such as "reducer.density=0.02", the module it names, and that module's settings."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        tree = tomllib.loads(text)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    text, tree = read_toml(path)
     for override in overrides:
         put(tree, override)
     where = Place(path, text, overrides)
@@ -166,6 +162,15 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> tuple[Job, ModuleType
     settings = dict(job.task)
     module = load_module(path, settings.pop("module", None), where)
     return job, module, checked(module.Settings, settings, ("task",), where)
+
+
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text, and what it says."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
 
 
 def put(tree: dict[str, Any], override: str) -> None:

@@ -1,0 +1,1 @@
+"""Templates of job scripts, and what is particular to a site."""
