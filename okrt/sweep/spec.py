@@ -58,7 +58,7 @@ class Repeat(Table):
     at_most: int = Field(100, ge=1)
     within: float = Field(0.05, ge=0)
     """enough when the 95 % interval of the median is within this share of it, to either side"""
-    max_seconds: float = Field(60, gt=0)
+    max_seconds: float = Field(60, ge=0)
     """of measured steps, past which at_least is enough"""
     timeout_s: float = Field(900, gt=0)
     """of the whole point; one that takes longer is ended, and has failed"""
@@ -111,7 +111,9 @@ class Spec:
         own = {OF_A_JOB.get(name, name): value for name, value in point.items() if name not in ("ranks", "lab")}
         if point["reducer"] in EXACT:
             del own["reducer.density"]
-        changes = [f"{key}={toml_value(value)}" for key, value in ({"seed": self.file.seed} | self.file.settings | own).items()]
+        # The dense steps at the start of a job are not those that the sweep is about.
+        always = {"seed": self.file.seed, "reducer.dense_steps": 0}
+        changes = [f"{key}={toml_value(value)}" for key, value in (always | self.file.settings | own).items()]
         if self.file.scaling == "strong":
             batch = load_job(self.job, changes)[0].batch
             if batch % point["ranks"]:
