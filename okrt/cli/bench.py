@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,7 +87,7 @@ def allreduce(
         for name in names:
             task = progress.add_task(name, total=warmup + steps)
             subject = Allreduce(world, name, elements, density, seed)
-            samples = measure(subject, world.transport, repeat, lambda task=task: progress.advance(task))
+            samples = measure(subject, world.transport, repeat, partial(progress.advance, task))
             subject.close()
             progress.update(task, total=warmup + len(samples))
             model_ms = 1e3 * alpha_beta_s(subject.cost, alpha_s, beta_s)

@@ -35,7 +35,7 @@ def sweep(
     launcher: Annotated[
         str | None,
         typer.Option(
-            help="starts the ranks, such as 'srun --mpi=pmi2'; if not given, srun in an allocation, else mpiexec"
+            help="what starts ranks, such as 'srun --mpi=pmi2'; if not given: srun in an allocation, or mpiexec"
         ),
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="measure the points that failed again")] = False,
