@@ -14,7 +14,6 @@ from okrt.cli.bench import progress_bar
 from okrt.cli.launch import console, start_ranks, started_by_launcher
 from okrt.cli.tally import Row, Tally, named
 from okrt.errors import EX_USAGE, UsageError
-from okrt.kernels.host import Host
 from okrt.perf.kernel_checks import check_kernel, make_inputs, names
 from okrt.perf.kernel_speed import COPY, TRAFFIC_WORDS, speeds
 from okrt.perf.reducer_checks import check_reducer
@@ -83,6 +82,8 @@ class Cpu:
     """Host memory."""
 
     def __init__(self, world: World) -> None:
+        from okrt.kernels.host import Host  # compiled code: only a rank is to load it
+
         self.kernels: Any = Host(world.threads)
 
     def working(self) -> AbstractContextManager[None]:

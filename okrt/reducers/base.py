@@ -10,7 +10,6 @@ import numpy as np
 
 from okrt.buffers import HOST, View, device_kernels, gpu_name, view
 from okrt.errors import NonFiniteGradient, UsageError
-from okrt.kernels.host import Host
 from okrt.transport import Transport
 from okrt.world import agree, init, note_gpu
 
@@ -73,6 +72,9 @@ class Reducer(abc.ABC):
     name: str
 
     def __init__(self, *, nan: str = "raise", transport: Transport | None = None) -> None:
+        # Not before there is something to reduce: compiled code takes a second to load.
+        from okrt.kernels.host import Host
+
         self.nan = check_choice("nan policy", nan, NAN_POLICIES)
         self.transport: Transport = init().transport if transport is None else transport
         self.skipped_steps = 0

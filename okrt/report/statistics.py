@@ -1,8 +1,10 @@
 """Medians with intervals, free of any assumption about the distribution."""
 
-import math
-
 import numpy as np
+
+TAIL = 0.025
+FEWEST = 6
+"""samples with which the smallest and the largest enclose the median in 95 % of all cases"""
 
 
 def median_interval(samples: np.ndarray) -> tuple[float, float, float]:
@@ -10,16 +12,11 @@ def median_interval(samples: np.ndarray) -> tuple[float, float, float]:
     ordered = np.sort(samples)
     n = ordered.size
     # Both tails of Binomial(n, 1/2) outside the interval have at most 2.5 %.
-    below, low = 0, -1
-    while low + 1 < n // 2 and 40 * (below + math.comb(n, low + 1)) <= 2**n:
-        low += 1
-        below += math.comb(n, low)
-    low = max(0, low)
+    log_factorial = np.append(0.0, np.cumsum(np.log(np.arange(1, n + 1))))
+    below = np.arange(n // 2)
+    chance = np.exp(log_factorial[n] - log_factorial[below] - log_factorial[n - below] - n * np.log(2))
+    low = max(0, int(np.searchsorted(np.cumsum(chance), TAIL, side="right")) - 1)
     return float(np.median(ordered)), float(ordered[low]), float(ordered[n - 1 - low])
-
-
-FEWEST = 6
-"""samples with which the smallest and the largest enclose the median in 95 % of all cases"""
 
 
 def is_within(samples: np.ndarray, share: float) -> bool:
