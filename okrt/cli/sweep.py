@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -64,6 +65,8 @@ def sweep(
     if dry_run:
         screen.print(table_of_settings(grid, chosen))
         return 0
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise OSError(f"--out {out}: cannot write it")
     launcher = allocation(grid, chosen) if launcher is None else launcher
     interruption = Interruption()
     runner = Runner(grid, out, shlex.join(sys.argv), launcher, interruption)
@@ -74,7 +77,7 @@ def sweep(
             state = run_all(runner, lock, state, todo, screen)
         except Interrupted:
             screen.print(f"interrupted: {out} has all points that were done; the same command goes on")
-            return INTERRUPTED if interruption.number == 2 else EX_REQUEUE
+            return INTERRUPTED if interruption.number == signal.SIGINT else EX_REQUEUE
     return conclude(state, chosen, out, screen)
 
 
@@ -84,7 +87,7 @@ def check_points(grid: Spec, points: list[int] | None) -> list[int]:
     for number in points:
         if number >= len(grid.points):
             raise UsageError(
-                f"--point {number}: the grid has the points 0 to {len(grid.points) - 1} (--list shows them)"
+                f"--point {number}: the grid has points 0 to {len(grid.points) - 1} (--list shows them)"
             )
     return sorted(set(points))
 
