@@ -71,6 +71,8 @@ def sweep(
     interruption = Interruption()
     runner = Runner(grid, out, shlex.join(sys.argv), launcher, interruption)
     with interruption.listening(), SweepLock(out, shared=points is not None) as lock:
+        if points is None:
+            runner.tidy()
         state = runner.open(lock, chosen if retry else None, mix_code)
         todo = pending(state, chosen)
         try:
@@ -86,9 +88,7 @@ def check_points(grid: Spec, points: list[int] | None) -> list[int]:
         return list(range(len(grid.points)))
     for number in points:
         if number >= len(grid.points):
-            raise UsageError(
-                f"--point {number}: the grid has points 0 to {len(grid.points) - 1} (--list shows them)"
-            )
+            raise UsageError(f"--point {number}: the grid has points 0 to {len(grid.points) - 1} (--list shows them)")
     return sorted(set(points))
 
 

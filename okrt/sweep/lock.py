@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from okrt.errors import StallError, UsageError
+from okrt.train.metrics import naming
 
 UPDATE, PRESENCE = 0, 1
 """bytes of the lock file: held while the file is replaced; held as long as a sweep works on it"""
@@ -30,7 +31,8 @@ class SweepLock:
 
     def __enter__(self) -> "SweepLock":
         while True:
-            self._file = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o666)
+            with naming(self._path, "the sweep cannot be written"):
+                self._file = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o666)
             self._enter()
             # The last one before us may have removed the file after we opened it: a lock on it would be worth nothing.
             if self._lock_path.exists() and os.path.samestat(os.fstat(self._file), os.stat(self._lock_path)):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,16 @@ class Runner:
     """what starts ranks in place of mpiexec; not those of a lab"""
     interruption: Interruption
 
+    @property
+    def _prefix(self) -> str:
+        """Of the folders that the ranks of a point leave their result in."""
+        return f".{self.path.name}.point-"
+
+    def tidy(self) -> None:
+        """Removes what sweeps that were killed have left; only for one who works on the file alone."""
+        for folder in self.path.parent.glob(f"{self._prefix}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
     def open(self, lock: SweepLock, retry: Sequence[int] | None, mix_code: bool) -> Sweep:
         """The file as it is, or a new one. retry: of these points those that failed are to be measured again."""
         config = config_of(self.spec)
@@ -120,7 +131,8 @@ class Runner:
 
     def _measure(self, point: dict[str, Any]) -> Measured | str:
         """What came of it, or why nothing did."""
-        with tempfile.TemporaryDirectory(prefix="okrt-point-", dir=self.path.parent) as folder:
+        # Beside the file: that is where all nodes can read and write.
+        with tempfile.TemporaryDirectory(prefix=self._prefix, dir=self.path.parent) as folder:
             result = Path(folder, "result.json")
             with tempfile.TemporaryFile() as printed:
                 reason = self._wait(self._start(point, result, printed))

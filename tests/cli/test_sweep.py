@@ -15,6 +15,7 @@ import pytest
 
 from okrt.report import sweep_file
 from okrt.sweep.runner import code_version
+from tests.processes import processes
 
 ELEMENTS = 20_000
 SMALL = f"""
@@ -84,7 +85,12 @@ def test_a_sweep_and_what_it_does_when_started_again(start: Callable, tmp_path: 
     assert [line.split(":")[0] for line in lines[:4]] == [
         f"{at}/4  {ranks}, {reducer}, elements {ELEMENTS}, density {density}"
         for at, (ranks, reducer, density) in enumerate(
-            [("1 rank", "dense", 1.0), ("1 rank", "oktopk", 0.01), ("3 ranks", "dense", 1.0), ("3 ranks", "oktopk", 0.01)],
+            [
+                ("1 rank", "dense", 1.0),
+                ("1 rank", "oktopk", 0.01),
+                ("3 ranks", "dense", 1.0),
+                ("3 ranks", "oktopk", 0.01),
+            ],
             1,
         )
     ]
@@ -157,16 +163,26 @@ def test_points_that_fail_are_noted_and_the_others_measured(start: Callable, tmp
     assert found.phases == ("compute", "communication")
     assert (points["phase_s"][1] > 0).all() and points["k"][1] == 204
     assert 0 < points["words_over_k_max"][1] <= points["bound_words_over_k"][1] + (8 * 2 + 64) / 204
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("okrt-point")]
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
+        *("mine.py", "mine.toml", "spec.toml", "sweep.h5"),
+    }
+    assert not list(tmp_path.glob(".sweep*")), "nothing is left behind"
 
-    # Not again by themselves; when asked for, only those that failed.
-    seconds = found.samples["seconds"][1]
-    again = start("okrt", "sweep", spec, "--out", out)
-    assert again.returncode == 1 and "FAILED" not in again.stdout and "2 failed" in again.stdout
-    again = start("okrt", "sweep", spec, "--out", out, "--retry", "--point", 0)
-    assert again.returncode == 1 and again.stdout.count("FAILED") == 1
-    assert list(columns(out)["status"]) == ["failed", "done", "failed"]
-    np.testing.assert_array_equal(sweep_file.read(out).samples["seconds"][1], seconds)
+
+def test_failed_points_are_measured_again_only_when_asked_for(command: Callable, tmp_path: Path, spec: Path) -> None:
+    out = tmp_path / "sweep.h5"
+    spec.write_text(SMALL.replace("[1, 3]", "[1]"))
+    assert command("sweep", spec, "--out", out, "--point", 0)[0] == 0
+    state = sweep_file.read(out)
+    seconds = state.samples["seconds"][0]
+    state.fail(1, "bad luck", code_version(), "then")
+    sweep_file.write(out, state)
+    code, printed, _ = command("sweep", spec, "--out", out)
+    assert code == 1 and "1 of 2 points measured, 1 failed" in printed and "--retry" in printed
+    assert list(columns(out)["status"]) == ["done", "failed"]
+    assert command("sweep", spec, "--out", out, "--retry")[0] == 0
+    assert list(columns(out)["status"]) == ["done", "done"] and columns(out)["reason"][1] == ""
+    np.testing.assert_array_equal(sweep_file.read(out).samples["seconds"][0], seconds)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR2, 75), (signal.SIGINT, 130)])
@@ -194,18 +210,6 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited for {what}"
         time.sleep(0.1)
-
-
-def processes(text: str) -> list[int]:
-    """Those that have this in their command line."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if text.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_list(command: Callable, spec: Path, tmp_path: Path) -> None:
@@ -239,7 +243,11 @@ def test_an_allocation_that_is_too_small(command: Callable, spec: Path, monkeypa
         (["SPEC", "--point", -1], 64, "--point"),
         (["SPEC", "--out", "missing/sweep.h5"], 74, "missing/sweep.h5: cannot write it"),
         (["SPEC", "--out", "."], 74, "cannot write it"),
-        (["SPEC", "--out", "/proc/sweep.h5"], 74, "/proc/sweep.h5: cannot write it"),
+        (
+            ["SPEC", "--out", "/proc/sweep.h5"],
+            74,
+            "the sweep cannot be written: No such file or directory: '/proc/sweep.h5'",
+        ),
         (["SPEC", "--out", "SPEC"], 74, "the sweep cannot be read"),
         (["LAB"], 64, "rate 'fast' is not a positive number"),
     ],

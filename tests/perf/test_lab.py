@@ -11,6 +11,7 @@ import time
 import pytest
 
 from okrt.perf.lab import PREFIX, Lab, LabError, parse_rate
+from tests.processes import processes
 
 needs_lab = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
@@ -47,20 +48,6 @@ with Lab(2, "100mbit") as lab:
 def namespaces(lab_name: str) -> list[str]:
     listing = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     return [line for line in listing.splitlines() if line.startswith(lab_name)]
-
-
-def processes(lab_name: str) -> list[str]:
-    """Command lines that name the lab."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline") as file:
-                command = file.read()
-        except OSError:
-            continue
-        if lab_name in command:
-            found.append(command)
-    return found
 
 
 def start_holder() -> tuple[subprocess.Popen[str], str]:

@@ -90,7 +90,7 @@ def test_a_job_beside_the_spec(tmp_path: Path) -> None:
         ("[grid]\nranks = [2]\nelements = [0]\n", "spec.toml:3: grid.elements is 0"),
         ("[grid]\nranks = [2]\nelements = [10]\ndensity = [1.5]\n", "spec.toml:4: grid.density is 1.5"),
         ('[grid]\nranks = [2]\nelements = [10]\nreducer = ["oktop"]\n', "spec.toml:4: grid.reducer is 'oktop'"),
-        ('[grid]\nranks = [2]\nelements = [10]\nwidth = [3]\n', "width needs a job"),
+        ("[grid]\nranks = [2]\nelements = [10]\nwidth = [3]\n", "width needs a job"),
         ('scaling = "week"\n[grid]\nranks = [2]\nelements = [10]\n', "spec.toml:1: scaling is 'week'"),
         ('scaling = "weak"\n[grid]\nranks = [4]\nelements = [1000000000]\n', "4000000000 elements are more than"),
         ("[grid]\nranks = [2]\nelements = [10]\n[repeat]\nat_least = 9\nat_most = 5\n", "less than at_least, 9"),
