@@ -25,10 +25,11 @@ from okrt.sweep.spec import Spec, load_spec
 from okrt.world import launcher_size
 
 INTERRUPTED = 130
+READY = Path(__file__).parent.parent / "perf" / "sweeps"
 
 
 def sweep(
-    spec: Annotated[Path, typer.Argument(help="a TOML file with a grid; perf/sweeps has some to start from")],
+    spec: Annotated[str, typer.Argument(help="a TOML file with a grid, or the name of a ready one such as default")],
     out: Annotated[Path, typer.Option(help="file for all points; goes on with it if it is there")] = Path("sweep.h5"),
     points: Annotated[
         list[int] | None, typer.Option("--point", help="only this point of the grid (may be repeated)", min=0)
@@ -56,7 +57,7 @@ def sweep(
     told = launcher_size()
     if told is not None:
         raise UsageError(f"okrt sweep starts its ranks itself, but a launcher started it ({told[0]}={told[1]})")
-    grid = load_spec(spec)
+    grid = load_spec(find_spec(spec))
     chosen = check_points(grid, points)
     for lab in grid.file.grid.lab:
         if lab:
@@ -81,6 +82,18 @@ def sweep(
             screen.print(f"interrupted: {out} has all points that were done; the same command goes on")
             return INTERRUPTED if interruption.number == signal.SIGINT else EX_REQUEUE
     return conclude(state, chosen, out, screen)
+
+
+def find_spec(name: str) -> Path:
+    """The file of that path, or the ready spec of that name."""
+    path, ready = Path(name), {file.stem: file for file in READY.glob("*.toml")}
+    if path.is_file():
+        return path
+    if name not in ready:
+        raise UsageError(
+            f"no spec {name}: give the path of one, or the name of a ready one ({', '.join(sorted(ready))})"
+        )
+    return ready[name]
 
 
 def check_points(grid: Spec, points: list[int] | None) -> list[int]:

@@ -220,6 +220,12 @@ def test_list(command: Callable, spec: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["spec.toml"]
 
 
+@pytest.mark.parametrize("name", ["default", "weak", "density", "size", "network", "training"])
+def test_ready_specs(command: Callable, name: str) -> None:
+    code, out, err = command("sweep", name, "--list")
+    assert (code, err) == (0, "") and out.count("oktopk") >= 3
+
+
 def test_under_a_launcher(start: Callable, spec: Path) -> None:
     done = start("okrt", "sweep", spec, ranks=2)
     assert done.returncode == 64
@@ -238,7 +244,7 @@ def test_an_allocation_that_is_too_small(command: Callable, spec: Path, monkeypa
 @pytest.mark.parametrize(
     ("options", "code", "told"),
     [
-        (["missing.toml"], 74, "missing.toml"),
+        (["missing.toml"], 64, "no spec missing.toml: give the path of one, or the name of a ready one (default, "),
         (["SPEC", "--point", 4], 64, "the grid has points 0 to 3"),
         (["SPEC", "--point", -1], 64, "--point"),
         (["SPEC", "--out", "missing/sweep.h5"], 74, "missing/sweep.h5: cannot write it"),
