@@ -68,7 +68,10 @@ def sweep(
         return 0
     if out.is_dir() or not os.access(out.parent, os.W_OK):
         raise OSError(f"--out {out}: cannot write it")
-    launcher = allocation(grid, chosen) if launcher is None else launcher
+    if launcher is None and in_allocation() and shutil.which("srun"):
+        launcher = "srun"
+    if launcher and in_allocation():
+        check_allocation(grid, chosen)
     interruption = Interruption()
     runner = Runner(grid, out, shlex.join(sys.argv), launcher, interruption)
     with interruption.listening(), SweepLock(out, shared=points is not None) as lock:
@@ -105,14 +108,15 @@ def check_points(grid: Spec, points: list[int] | None) -> list[int]:
     return sorted(set(points))
 
 
-def allocation(grid: Spec, chosen: list[int]) -> str | None:
-    """srun inside a Slurm job, if there are ranks enough for all points; elsewhere nothing."""
-    if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
-        return None
+def in_allocation() -> bool:
+    return "SLURM_JOB_ID" in os.environ
+
+
+def check_allocation(grid: Spec, chosen: list[int]) -> None:
+    """There are ranks enough for all points."""
     most, tasks = max(grid.points[number]["ranks"] for number in chosen), os.environ.get("SLURM_NTASKS", "")
     if tasks.isdigit() and int(tasks) < most:
         raise UsageError(f"the grid has points of {most} ranks, this allocation has {tasks} tasks: ask for more")
-    return "srun"
 
 
 def run_all(runner: Runner, lock: SweepLock, state: Sweep, todo: list[int], screen: Console) -> Sweep:

@@ -155,7 +155,7 @@ class Runner:
         if point["lab"]:
             options["lab"] = point["lab"]
         elif self.launcher:
-            options["launcher"] = self.launcher
+            options["launcher"] = filling_nodes(self.launcher, point["ranks"])
         command = [sys.executable, "-m", "okrt", "point", *(f"--{name}={value}" for name, value in options.items())]
         # A session of its own: Ctrl-C reaches the sweep alone, which then ends the point in an orderly way.
         return subprocess.Popen(
@@ -179,6 +179,14 @@ class Runner:
         if process.returncode < 0:
             return f"ended by {signal.Signals(-process.returncode).name}"
         return f"exit code {process.returncode}" if process.returncode else ""
+
+
+def filling_nodes(launcher: str, ranks: int) -> str:
+    """srun would spread few ranks over all nodes of the allocation; here they fill one node after the other."""
+    tasks = os.environ.get("SLURM_NTASKS_PER_NODE", "")
+    if Path(launcher.split()[0]).name != "srun" or not tasks.isdigit():
+        return launcher
+    return f"{launcher} -N {-(-ranks // int(tasks))}"
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
