@@ -8,6 +8,7 @@ import typer
 from okrt.cli import bench
 from okrt.cli.doctor import doctor
 from okrt.cli.selftest import selftest
+from okrt.cli.slurm import slurm
 from okrt.cli.train import train
 from okrt.errors import EX_USAGE, UsageError, exit_code
 from okrt.world import install_abort_hook, job_rank
@@ -22,6 +23,7 @@ app.add_typer(bench.app, name="bench")
 app.command()(train)
 app.command()(doctor)
 app.command()(selftest)
+app.command()(slurm)
 
 
 @app.callback()
