@@ -3,8 +3,8 @@
 import json
 import os
 import sys
-import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,21 +14,17 @@ from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from okrt.cli.gloo import Gloo
-from okrt.cli.launch import TERMINAL_WIDTH, console, start_ranks, started_by_launcher
+from okrt.cli.launch import TERMINAL_WIDTH, check_lab, console, start_ranks, started_by_launcher
+from okrt.cli.measure import BYTES, SECONDS, WORDS, Allreduce, alpha_beta_s, measure, ping
 from okrt.errors import UsageError
-from okrt.perf.lab import parse_rate
-from okrt.perf.synthetic import SyntheticGradient
-from okrt.reducers import REDUCERS, Cost, reducer
+from okrt.reducers import REDUCERS
 from okrt.report.statistics import median_interval
-from okrt.transport import Transport
+from okrt.sweep.spec import GLOO, Repeat
 from okrt.world import World, init
 
 app = typer.Typer(help="Measure.", invoke_without_command=True)
 
-GLOO = "gloo"
 MIN_STEPS = 5
-PING_WORDS = 1 << 18
 
 
 @app.callback()
@@ -84,13 +80,19 @@ def allreduce(
     if not started_by_launcher(ranks) and (ranks not in (None, 1) or lab):
         return start_ranks(1 if ranks is None else ranks, lab)
     world = init()
+    repeat = Repeat(warmup=warmup, at_least=min(steps, MIN_STEPS), at_most=steps, within=0, max_seconds=max_seconds)
     with progress_bar(world) as progress:
         alpha_s, beta_s = ping(world.transport)
         rows = []
         for name in names:
-            run = Run(world, name, elements, density, seed)
-            samples = run.measure(steps, warmup, max_seconds, progress)
-            rows.append(run.row(samples, lab, alpha_s, beta_s))
+            task = progress.add_task(name, total=warmup + steps)
+            subject = Allreduce(world, name, elements, density, seed)
+            samples = measure(subject, world.transport, repeat, partial(progress.advance, task))
+            subject.close()
+            progress.update(task, total=warmup + len(samples))
+            model_ms = 1e3 * alpha_beta_s(subject.cost, alpha_s, beta_s)
+            setting = {"elements": elements, "density": density, "lab": lab, "alpha_beta_ms": model_ms}
+            rows.append(row_of(name, subject, samples, world, setting))
     if world.rank == 0:
         print_table(rows, alpha_s, beta_s)
         if json_file:
@@ -108,10 +110,7 @@ def check_options(names: list[str], elements: int, density: float, lab: str | No
     if elements < 1:
         raise UsageError(f"--elements is {elements}: it must be at least 1")
     if lab is not None:
-        try:
-            parse_rate(lab)
-        except ValueError as error:
-            raise UsageError(f"--lab: {error}") from None
+        check_lab(lab)
     if json_file and (json_file.is_dir() or not os.access(json_file.parent, os.W_OK)):
         raise OSError(f"--json {json_file}: cannot write it")
 
@@ -122,93 +121,22 @@ def write_atomically(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def ping(transport: Transport, tries: int = 5) -> tuple[float, float]:
-    """Latency in seconds and seconds per word between ranks 0 and 1; zeros for one rank."""
-    if transport.size == 1:
-        return 0.0, 0.0
-    best = []
-    for words in (1, PING_WORDS):
-        message = np.zeros(words, np.int32)
-        times = []
-        for _ in range(tries):
-            start = time.perf_counter()
-            if transport.rank == 0:
-                transport.send(1, message)
-                transport.receive(1, message)
-            elif transport.rank == 1:
-                transport.receive(0, message)
-                transport.send(0, message)
-            times.append((time.perf_counter() - start) / 2)
-        best.append(min(times))
-    measured = transport.allgather(np.array(best))[0]
-    return float(measured[0]), float(max(0.0, measured[1] - measured[0]) / PING_WORDS)
-
-
-class Run:
-    """One reducer over the steps."""
-
-    def __init__(self, world: World, name: str, elements: int, density: float, seed: int) -> None:
-        self.world, self.name, self.density = world, name, density
-        self.gradient = SyntheticGradient(elements, world.rank, seed)
-        self.elements = elements
-        self.k = max(1, int(np.ceil(density * elements)))
-        self.peer: Any
-        if name == GLOO:
-            self.peer = Gloo(world)
-        else:
-            self.peer = reducer(name, **({} if name == "dense" else {"density": density}))
-        self.cost: Cost = REDUCERS["dense" if name == GLOO else name].cost(elements, self.k, world.size)
-
-    def measure(self, steps: int, warmup: int, max_seconds: float, progress: Progress) -> np.ndarray:
-        """Rows of (seconds, words, bytes) of the slowest rank, or the one that received most, for each step."""
-        transport = self.world.transport
-        task = progress.add_task(self.name, total=warmup + steps)
-        mine: list[tuple[float, float, float]] = []
-        spent = 0.0
-        for step in range(warmup + steps):
-            x = self.gradient(step)
-            # Also the start signal: no rank begins before all have their gradient.
-            longest = np.array([spent])
-            transport.allreduce(longest, "max")
-            if len(mine) >= MIN_STEPS and longest[0] > max_seconds:
-                break
-            start = time.perf_counter()
-            self.peer.allreduce(x, out=x)
-            seconds = time.perf_counter() - start
-            spent += seconds
-            if step >= warmup:
-                mine.append((seconds, *self._received()))
-            progress.advance(task)
-        progress.update(task, total=warmup + len(mine))
-        table = transport.allgather(np.array(mine).reshape(-1)).reshape(transport.size, -1, 3)
-        if self.name == GLOO:
-            self.peer.close()
-        return table.max(axis=0)
-
-    def _received(self) -> tuple[float, float]:
-        """Words and bytes of the last step; gloo does not tell, and gets what its ring takes at best."""
-        if self.name == GLOO:
-            return self.cost.words, 4 * self.cost.words
-        return self.peer.last.words_received, self.peer.last.bytes_received
-
-    def row(self, samples: np.ndarray, lab: str | None, alpha_s: float, beta_s: float) -> Row:
-        median, low, high = median_interval(samples[:, 0])
-        return Row(
-            reducer=self.name,
-            ranks=self.world.size,
-            elements=self.elements,
-            density=self.density,
-            lab=lab,
-            steps=len(samples),
-            median_ms=1e3 * median,
-            ci95_low_ms=1e3 * low,
-            ci95_high_ms=1e3 * high,
-            words_over_k_median=float(np.median(samples[:, 1])) / self.k,
-            words_over_k_max=float(samples[:, 1].max()) / self.k,
-            bytes_received_median=float(np.median(samples[:, 2])),
-            bound_words_over_k=self.cost.words / self.k,
-            alpha_beta_ms=1e3 * (self.cost.messages * alpha_s + self.cost.words * beta_s),
-        )
+def row_of(name: str, subject: Allreduce, samples: np.ndarray, world: World, setting: dict[str, Any]) -> Row:
+    median, low, high = median_interval(samples[:, SECONDS])
+    words = samples[:, WORDS] / subject.k
+    return Row(
+        reducer=name,
+        ranks=world.size,
+        steps=len(samples),
+        median_ms=1e3 * median,
+        ci95_low_ms=1e3 * low,
+        ci95_high_ms=1e3 * high,
+        words_over_k_median=float(np.median(words)),
+        words_over_k_max=float(words.max()),
+        bytes_received_median=float(np.median(samples[:, BYTES])),
+        bound_words_over_k=subject.cost.words / subject.k,
+        **setting,
+    )
 
 
 def progress_bar(world: World) -> Progress:

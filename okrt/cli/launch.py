@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from okrt.errors import UsageError
-from okrt.perf.lab import Lab, LabError
+from okrt.perf.lab import Lab, LabError, parse_rate
 from okrt.world import World, launcher_size
 
 TERMINAL_WIDTH = "OKRT_TERMINAL_WIDTH"  # tells rank 0, which writes into a pipe, that a person is watching
@@ -27,8 +27,18 @@ def started_by_launcher(ranks: int | None) -> bool:
     return True
 
 
-def start_ranks(ranks: int, lab: str | None) -> int:
-    """Runs this very command on that many ranks, one to a host of the lab if there is one; its exit code."""
+def check_lab(rate: str) -> None:
+    try:
+        parse_rate(rate)
+    except ValueError as error:
+        raise UsageError(f"--lab: {error}") from None
+
+
+def start_ranks(ranks: int, lab: str | None, launcher: list[str] | None = None) -> int:
+    """Runs this very command on that many ranks, one to a host of the lab if there is one; its exit code.
+
+    launcher: what starts ranks in place of mpiexec, such as srun.
+    """
     if ranks < 1:
         raise UsageError(f"--ranks is {ranks}: at least one rank is needed")
     command = [sys.executable, "-m", "okrt", *sys.argv[1:]]
@@ -38,7 +48,7 @@ def start_ranks(ranks: int, lab: str | None) -> int:
     if sys.stderr.isatty():
         environment[TERMINAL_WIDTH] = str(shutil.get_terminal_size().columns)
     if lab is None:
-        return run_forwarding([*mpiexec(), "-n", str(ranks), *command], environment)
+        return run_forwarding([*(launcher or mpiexec()), "-n", str(ranks), *command], environment)
     try:
         with Lab(ranks, lab) as hosts:
             return hosts.run(command, environment).returncode

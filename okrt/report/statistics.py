@@ -16,3 +16,15 @@ def median_interval(samples: np.ndarray) -> tuple[float, float, float]:
         below += math.comb(n, low)
     low = max(0, low)
     return float(np.median(ordered)), float(ordered[low]), float(ordered[n - 1 - low])
+
+
+FEWEST = 6
+"""samples with which the smallest and the largest enclose the median in 95 % of all cases"""
+
+
+def is_within(samples: np.ndarray, share: float) -> bool:
+    """Whether the 95 % interval of the median ends within that share of it, to either side."""
+    if len(samples) < FEWEST:
+        return False
+    median, low, high = median_interval(samples)
+    return max(median - low, high - median) <= share * median

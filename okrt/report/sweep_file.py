@@ -90,7 +90,7 @@ class Sweep:
         return [int(number) for number in np.flatnonzero(self.points["status"] == status)]
 
     def setting(self, number: int) -> dict[str, Any]:
-        return {name: self.points[name][number].item() for name in self.settings}
+        return {name: self.points[name].tolist()[number] for name in self.settings}
 
     def record(self, number: int, measured: Measured, code: str, measured_utc: str) -> None:
         """Puts a point that was measured in its place."""
@@ -125,10 +125,11 @@ class Sweep:
 
     def fail(self, number: int, reason: str, code: str, measured_utc: str) -> None:
         """Notes a point that cannot be measured, and why."""
-        for name in FIGURES:
-            self.points[name][number] = np.nan
         self._note(number, FAILED, reason, code, measured_utc)
-        self._compare_with_dense()
+
+    def forget(self, number: int) -> None:
+        """A point that failed is to be measured again."""
+        self._note(number, PENDING, "", "", "")
 
     def _note(self, number: int, *texts: str) -> None:
         for name, text in zip(TEXTS, texts, strict=True):

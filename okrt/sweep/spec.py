@@ -16,10 +16,9 @@ GLOO = "gloo"
 EXACT = ("dense", GLOO)
 """reducers without a density: one point stands for all densities of the grid"""
 MOST_ELEMENTS = 2**31 - 1
+NAMES = (*REDUCERS, GLOO)
 OF_A_JOB = {"reducer": "reducer.name", "density": "reducer.density"}
 """keys of the grid that a job has under another name"""
-
-Reducer = Literal[(*REDUCERS, GLOO)]  # type: ignore[valid-type]
 
 
 class Grid(Table):
@@ -28,7 +27,7 @@ class Grid(Table):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     ranks: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
-    reducer: Annotated[tuple[Reducer, ...], Field(min_length=1)] = ("dense", "oktopk")
+    reducer: Annotated[tuple[Literal[NAMES], ...], Field(min_length=1)] = ("dense", "oktopk")  # type: ignore[valid-type]
     density: Annotated[tuple[Density, ...], Field(min_length=1)] = (0.01,)
     elements: Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_ELEMENTS)], ...], Field(min_length=1)] | None = None
     """length of the gradient; not for a job, whose model says it"""
@@ -58,7 +57,7 @@ class Repeat(Table):
     at_most: int = Field(100, ge=1)
     within: float = Field(0.05, ge=0)
     """enough when the 95 % interval of the median is within this share of it, to either side"""
-    max_seconds: float = Field(60, gt=0)
+    max_seconds: float = Field(60, ge=0)
     """of measured steps, past which at_least is enough"""
     timeout_s: float = Field(900, gt=0)
     """of the whole point; one that takes longer is ended, and has failed"""
@@ -75,7 +74,7 @@ class SpecFile(Table):
     """of the report"""
     job: str | None = None
     """a job file or the name of a ready job, whose training steps are measured; without it, allreduces are"""
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
     """of a job, for all points, as with --set: "task.width" = 64"""
     scaling: Literal["strong", "weak"] = "strong"
     """strong: `elements`, or the batch of the job, is shared by all ranks of a point; weak: it is that of one rank"""
@@ -111,7 +110,9 @@ class Spec:
         own = {OF_A_JOB.get(name, name): value for name, value in point.items() if name not in ("ranks", "lab")}
         if point["reducer"] in EXACT:
             del own["reducer.density"]
-        changes = [f"{key}={toml_value(value)}" for key, value in ({"seed": self.file.seed} | self.file.settings | own).items()]
+        # The dense steps at the start of a job are not those that the sweep is about.
+        always = {"seed": self.file.seed, "reducer.dense_steps": 0}
+        changes = [f"{key}={toml_value(value)}" for key, value in (always | self.file.settings | own).items()]
         if self.file.scaling == "strong":
             batch = load_job(self.job, changes)[0].batch
             if batch % point["ranks"]:
@@ -137,11 +138,7 @@ def load_spec(path: Path) -> Spec:
         job = beside if beside.is_file() else find_job(file.job)
     spec = Spec(file, list(points_of(file)), job)
     for point in spec.points:
-        try:
-            check(spec, point)
-        except UsageError as error:
-            settings = ", ".join(f"{name} {value}" for name, value in point.items())
-            raise UsageError(f"{path}: the point {settings} is impossible: {error}") from None
+        check(spec, point, path)
     return spec
 
 
@@ -159,7 +156,15 @@ def points_of(file: SpecFile) -> Iterator[dict[str, Any]]:
         yield point
 
 
-def check(spec: Spec, point: dict[str, Any]) -> None:
+def check(spec: Spec, point: dict[str, Any], path: Path) -> None:
+    try:
+        check_possible(spec, point)
+    except UsageError as error:
+        settings = ", ".join(f"{name} {value}" for name, value in point.items())
+        raise UsageError(f"{path}: the point {settings} is impossible: {error}") from None
+
+
+def check_possible(spec: Spec, point: dict[str, Any]) -> None:
     extra = spec.file.grid.model_extra or {}
     if spec.job is None:
         if extra or spec.file.settings:
