@@ -15,7 +15,8 @@ from okrt.errors import UsageError
 from okrt.train.config import Place, Table, checked, read_toml
 
 SLURM = Path(__file__).parent.parent / "slurm"
-TIME = re.compile(r"(?:(?:(\d+)-)?(\d{1,4}):(\d\d):(\d\d))|(\d+)")
+TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-9]{2}):([0-9]{2})|([0-9]+)")
+LOST_S = 60  # that the ranks may go on when one has ended
 MPI = re.compile(r"[a-z0-9_]*")
 
 Word = Annotated[str, Field(min_length=1)]
@@ -120,8 +121,10 @@ class Script:
 
 def script_text(script: Script) -> str:
     """The job script; nothing but the arguments and the templates has a part in it."""
-    pack = () if script.kind == "job" else ("--distribution=block,Pack",)  # a point fills one node before the next
-    srun = ("srun", *([f"--mpi={script.mpi}"] if script.mpi else ()), *pack, f"--cpus-per-task={script.cpus_per_task}")
+    srun = ["srun", *([f"--mpi={script.mpi}"] if script.mpi else ()), f"--cpus-per-task={script.cpus_per_task}"]
+    srun += [f"--wait={LOST_S}"]
+    if script.kind != "job":
+        srun += ["--distribution=block,Pack"]  # a point with few ranks fills one node before the next
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(SLURM / "templates"),
         undefined=jinja2.StrictUndefined,
@@ -153,8 +156,9 @@ def shown(text: object) -> str:
 
 def words_of(options: str) -> list[str]:
     """The words of options that were written as in a shell."""
+    shown(options)
     try:
-        words = shlex.split(shown(options))
+        words = shlex.split(options)
     except ValueError as error:
         raise UsageError(f"{options!r}: {error}") from None
     if not words or not words[0].startswith("-"):

@@ -7,14 +7,15 @@ import subprocess
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from okrt.cli.sbatch import MPI, Script, load_site, script_text, seconds_of, shown
 from okrt.errors import UsageError
-
-if TYPE_CHECKING:
-    from okrt.cli.sbatch import Script
+from okrt.report import sweep_file
+from okrt.sweep.spec import load_spec
+from okrt.train.config import find_job, load_job, read_toml
 
 UNREACHABLE = ("contact slurm controller", "timed out", "communication")
 
@@ -64,9 +65,6 @@ def slurm(
     The script trains a job, or runs a sweep in one allocation or as a job array (--array). Before the time limit it is
     signalled: it saves, queues itself again, and goes on where it was. With submit, the script is kept beside its log.
     """
-    from okrt.cli.sbatch import Script, load_site, script_text
-    from okrt.train.config import load_job
-
     path, is_sweep = find(file)
     place = load_site(site)
     per_node = tasks_per_node or place.tasks_per_node
@@ -83,6 +81,8 @@ def slurm(
                 f"{path} has points of {most} ranks: {nodes} × {per_node} (--nodes, --tasks-per-node) is too few"
             )
         results = Path.cwd() / (out or f"{path.stem}.h5")
+        if results.is_dir():
+            raise IsADirectoryError(f"{results} is a folder: --out of a sweep is a file")
         log = results.with_name(results.stem)
         command = ["sweep", path, "--out", results]
     else:
@@ -125,17 +125,12 @@ def slurm(
 
 def find(file: str) -> tuple[Path, bool]:
     """The absolute path, and whether it is the spec of a sweep."""
-    from okrt.cli.sbatch import shown
-    from okrt.train.config import find_job, read_toml
-
     path = find_job(shown(file)).absolute()
     return path, "grid" in read_toml(path)[1]
 
 
 def points_of(path: Path, array: bool, ranks: int | None) -> tuple[int, tuple[int, ...]]:
     """The most ranks of a point, and the numbers of the points if each is to be a task of its own."""
-    from okrt.sweep.spec import load_spec
-
     if ranks and not array:
         raise UsageError("--ranks needs --array: in one allocation the sweep runs all its points")
     points = load_spec(path).points
@@ -148,10 +143,8 @@ def points_of(path: Path, array: bool, ranks: int | None) -> tuple[int, tuple[in
     return max(points[number]["ranks"] for number in chosen), chosen if array else ()
 
 
-def check(script: "Script") -> None:
+def check(script: Script) -> None:
     """What neither typer nor the templates see."""
-    from okrt.cli.sbatch import MPI, seconds_of
-
     most = script.site.max_tasks_per_node
     if most and script.tasks_per_node > most:
         raise UsageError(
@@ -167,7 +160,7 @@ def check(script: "Script") -> None:
         raise UsageError(f"--signal-before is {script.signal_before_s} s: it must be less than --time, {script.time}")
 
 
-def submit(script: "Script", text: str, results: Path, resume: bool) -> int:
+def submit(script: Script, text: str, results: Path, resume: bool) -> int:
     """Sends it, and tells what the user needs to know from now on."""
     if shutil.which("sbatch") is None:
         raise UsageError("there is no sbatch here: submit on a node of the cluster, or take the script with render")
@@ -195,11 +188,9 @@ def submit(script: "Script", text: str, results: Path, resume: bool) -> int:
     return 0
 
 
-def make_room(script: "Script", results: Path, resume: bool) -> bool:
+def make_room(script: Script, results: Path, resume: bool) -> bool:
     """Sees to it that the log and the results can be written; True if a folder was made for that."""
     if script.kind != "job":
-        from okrt.report import sweep_file
-
         if not results.parent.is_dir():
             raise FileNotFoundError(f"{results} cannot be written: there is no folder {results.parent}")
         if results.exists():
