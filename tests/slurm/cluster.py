@@ -50,7 +50,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1,sched_min_interval=0
 ReturnToService=2
 JobRequeue=1
-KillWait=5
+KillWait=3
 OverTimeLimit=0
 MessageTimeout=30
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=16 State=UNKNOWN
