@@ -9,6 +9,7 @@ from okrt.cli import bench
 from okrt.cli.doctor import doctor
 from okrt.cli.point import point
 from okrt.cli.selftest import selftest
+from okrt.cli.slurm import slurm
 from okrt.cli.sweep import sweep
 from okrt.cli.train import train
 from okrt.errors import EX_USAGE, UsageError, exit_code
@@ -24,6 +25,7 @@ app.add_typer(bench.app, name="bench")
 app.command()(train)
 app.command()(doctor)
 app.command()(selftest)
+app.command()(slurm)
 app.command()(sweep)
 app.command(hidden=True)(point)
 

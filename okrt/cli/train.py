@@ -1,16 +1,23 @@
 """okrt train: a job file becomes a trained model, its metrics and its checkpoints."""
 
+import contextlib
 import shlex
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from okrt.cli.launch import console, start_ranks, started_by_launcher
 from okrt.errors import UsageError
+from okrt.train.stop import StopFlag
 from okrt.world import agree, init
+
+if TYPE_CHECKING:
+    from okrt.train.config import Job
+    from okrt.train.task import Task
 
 
 def train(
@@ -28,23 +35,33 @@ def train(
     Leaves run.h5 (readable while it runs), checkpoints and result.json in --out. SIGTERM or SIGUSR2 ends it after the
     current step with a checkpoint and exit code 75; --resume goes on, bit for bit on as many ranks.
     """
-    from okrt.train.config import find_job, load_job
+    starts_ranks = not started_by_launcher(ranks) and (ranks not in (None, 1) or bool(lab))
+    stop = StopFlag()
+    # From the start: a signal that comes while this loads and compiles must not end it before it has saved a step.
+    with contextlib.nullcontext() if starts_ranks else stop.listening():
+        from okrt.train.config import find_job, load_job
 
-    path = find_job(job)
-    config, module, settings = load_job(path, overrides or ())
-    folder = Path("runs") / path.stem if out is None else out
-    if not resume and any((folder / name).exists() for name in ("run.h5", "checkpoints")):
-        raise UsageError(f"{folder} holds a run already: --resume goes on with it, another --out starts anew")
-    if not started_by_launcher(ranks) and (ranks not in (None, 1) or lab):
-        return start_ranks(1 if ranks is None else ranks, lab)
+        path = find_job(job)
+        config, module, settings = load_job(path, overrides or ())
+        folder = Path("runs") / path.stem if out is None else out
+        if not resume and any((folder / name).exists() for name in ("run.h5", "checkpoints")):
+            raise UsageError(f"{folder} holds a run already: --resume goes on with it, another --out starts anew")
+        if starts_ranks:
+            return start_ranks(1 if ranks is None else ranks, lab)
+        return train_here(path, config, module.build, settings, folder, resume, stop)
 
+
+def train_here(
+    path: Path, config: "Job", build: Callable[..., "Task"], settings: Any, folder: Path, resume: bool, stop: StopFlag
+) -> int:
+    """As one of the ranks."""
     from okrt.train.loop import run
     from okrt.train.metrics import run_attributes
     from okrt.train.progress import Progress
 
     world = init()
     agree(world.transport, {"job": config.model_dump_json(), "resume": resume, "out": folder}, None, flag=False)
-    task = module.build(settings, config.seed)
+    task = build(settings, config.seed)
     agree(world.transport, {"data": task.data, "train_samples": task.train_samples}, None, flag=False)
     folder.mkdir(parents=True, exist_ok=True)
     hostnames = world.transport.gather_texts(socket.gethostname())
@@ -61,4 +78,4 @@ def train(
         )
         if unused := config.without_effect():
             progress.log(f"no effect with {config.reducer.name} and {config.optimizer.name}: {', '.join(unused)}")
-        return run(config, task, world, folder, attributes, progress, resume)
+        return run(config, task, world, folder, attributes, progress, resume, stop)

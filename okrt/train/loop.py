@@ -4,10 +4,8 @@ import contextlib
 import json
 import math
 import random
-import signal
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +22,10 @@ from okrt.train.config import Job
 from okrt.train.metrics import Metrics
 from okrt.train.progress import Progress
 from okrt.train.samples import SampleOrder
+from okrt.train.stop import StopFlag
 from okrt.train.task import Task
 from okrt.world import World
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 EVAL_BATCH = 64
 HYPERPARAMETERS = ("balance", "base_lr", "betas", "lag_cap", "momentum", "noise", "weight_decay")
 
@@ -47,27 +45,6 @@ class Step:
 
     def row(self) -> np.ndarray:
         return np.array(list(vars(self).values()), np.float64)
-
-
-@dataclass
-class StopFlag:
-    """Raised by a signal; the loop looks at it after each step."""
-
-    raised: bool = False
-    names: list[str] = field(default_factory=list)
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        def note(number: int, frame: Any) -> None:
-            self.raised = True
-            self.names.append(signal.Signals(number).name)
-
-        before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 class Trainer:
@@ -224,7 +201,14 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def run(
-    job: Job, task: Task, world: World, out: Path, attributes: dict[str, Any], progress: Progress, resume: bool
+    job: Job,
+    task: Task,
+    world: World,
+    out: Path,
+    attributes: dict[str, Any],
+    progress: Progress,
+    resume: bool,
+    stop: StopFlag,
 ) -> int:
     """Trains to the end, or to a signal; the exit code."""
     if world.device.type != "cpu":
@@ -239,36 +223,35 @@ def run(
     elif resume:
         progress.log("no checkpoint to resume: starting at step 0")
     metrics = Metrics(out / "run.h5", world.size, attributes, keep_below=trainer.step + 1) if world.rank == 0 else None
-    stop, is_saved = StopFlag(), saved is not None
+    is_saved = saved is not None
     try:
-        with stop.listening():
-            while trainer.step < job.steps:
-                lr = trainer.lr()
-                step = trainer.take_step()
-                step.stop = float(stop.raised)
-                rows = world.transport.allgather(step.row())
-                stopping = bool(rows[:, -1].any())
-                last = trainer.step == job.steps
-                due = job.eval_every and trainer.step % job.eval_every == 0
-                figures = trainer.evaluate() if last or (due and not stopping) else {}
+        while trainer.step < job.steps:
+            lr = trainer.lr()
+            step = trainer.take_step()
+            step.stop = float(stop.raised)
+            rows = world.transport.allgather(step.row())
+            stopping = bool(rows[:, -1].any())
+            last = trainer.step == job.steps
+            due = job.eval_every and trainer.step % job.eval_every == 0
+            figures = trainer.evaluate() if last or (due and not stopping) else {}
+            if metrics is not None:
+                metrics.write(*metric_rows(trainer, rows, lr, figures))
+            if trainer.engine.last.skipped:
+                progress.log(f"step {trainer.step} is skipped: NaN or Inf in a gradient")
+            progress.step(trainer.step, rows, figures, job.batch * job.accumulate * world.size)
+            periodic = job.checkpoint.every and trainer.step % job.checkpoint.every == 0
+            if stopping or last or periodic:
                 if metrics is not None:
-                    metrics.write(*metric_rows(trainer, rows, lr, figures))
-                if trainer.engine.last.skipped:
-                    progress.log(f"step {trainer.step} is skipped: NaN or Inf in a gradient")
-                progress.step(trainer.step, rows, figures, job.batch * job.accumulate * world.size)
-                periodic = job.checkpoint.every and trainer.step % job.checkpoint.every == 0
-                if stopping or last or periodic:
-                    if metrics is not None:
-                        metrics.flush()
-                    is_saved = trainer.save(checkpoints)
-                if last and world.rank == 0:
-                    text = json.dumps({"step": trainer.step, "samples": trainer.samples, "figures": figures}, indent=1)
-                    (out / "result.json.new").write_text(text + "\n")
-                    (out / "result.json.new").replace(out / "result.json")
-                if stopping and not last:
-                    why = ", ".join(stop.names) or "a signal to another rank"
-                    progress.log(f"stopped by {why} after step {trainer.step}")
-                    return EX_REQUEUE if is_saved else EX_IO
+                    metrics.flush()
+                is_saved = trainer.save(checkpoints)
+            if last and world.rank == 0:
+                text = json.dumps({"step": trainer.step, "samples": trainer.samples, "figures": figures}, indent=1)
+                (out / "result.json.new").write_text(text + "\n")
+                (out / "result.json.new").replace(out / "result.json")
+            if stopping and not last:
+                why = ", ".join(stop.names) or "a signal to another rank"
+                progress.log(f"stopped by {why} after step {trainer.step}")
+                return EX_REQUEUE if is_saved else EX_IO
     finally:
         if metrics is not None:
             metrics.close()

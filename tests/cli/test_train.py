@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,39 @@ def test_a_damaged_checkpoint_is_passed_over(command: Command, tmp_path: Path) -
         for column in ("step", "loss", "eval_loss", "samples"):
             np.testing.assert_array_equal(after[column], before[column])
         assert newest_model(run) == expected
+
+
+EARLY = """
+import os
+import signal
+
+from okrt.jobs.gpt_bytes import Settings, build as later
+
+def build(settings, seed):
+    os.kill(os.getpid(), signal.SIGUSR2)
+    return later(settings, seed)
+
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_signals_before_the_first_step(command: Command, tmp_path: Path) -> None:
+    """While the job is loaded, and while its data is: one step is taken and saved."""
+    (tmp_path / "early.py").write_text(EARLY)
+    (tmp_path / "early.toml").write_text('[task]\nmodule = "early"\n')
+    missed: list[int] = []
+    before = {
+        number: signal.signal(number, lambda n, _: missed.append(n)) for number in (signal.SIGTERM, signal.SIGUSR2)
+    }
+    try:
+        code, out, _ = command("train", tmp_path / "early.toml", *SMALL[2:], "--out", tmp_path / "run")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert missed == []
+    assert code == 75
+    assert out.splitlines()[-1] == "stopped by SIGTERM, SIGUSR2 after step 1"
+    assert steps_of(tmp_path / "run") == ["step_00000001"]
 
 
 def newest_model(run: Path) -> dict[str, bytes]:

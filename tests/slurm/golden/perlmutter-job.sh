@@ -1,0 +1,31 @@
+#!/bin/bash
+# Trains a job. Made by okrt slurm, site perlmutter.
+# The folder of the log must be there when this is submitted: mkdir -p '/scratch/run 100%'
+#SBATCH --job-name="first try"
+#SBATCH --chdir=/home/ada
+#SBATCH --output="/scratch/run 100%%/slurm-%j.log"
+#SBATCH --open-mode=append
+#SBATCH --nodes=2
+#SBATCH --ntasks=8
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=32
+#SBATCH --time=01:00:00
+#SBATCH --account=g42
+#SBATCH --qos=regular
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+#SBATCH --constraint=gpu
+#SBATCH --gpus-per-node=4
+
+export MPICH_GPU_SUPPORT_ENABLED=1
+export OMP_NUM_THREADS=32
+
+srun --cpus-per-task=32 --wait=60 --gpus-per-node=4 --gpu-bind=none \
+    /opt/okrt/bin/python -m okrt train '/home/ada/it'"'"'s here/job.toml' --out '/scratch/run 100%' --resume '--set=task.path=a b'
+code=$?
+
+# 75: the ranks have saved and want to go on. 140: the signal met a rank before it could listen, with nothing to save.
+if [ $code = 75 ] || [ $code = 140 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $code

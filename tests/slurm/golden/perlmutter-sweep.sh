@@ -1,0 +1,39 @@
+#!/bin/bash
+# Runs a sweep. Made by okrt slurm, site perlmutter.
+# The folder of the log must be there when this is submitted: mkdir -p /scratch
+#SBATCH --job-name=scaling
+#SBATCH --chdir=/home/ada
+#SBATCH --output=/scratch/scaling-%j.log
+#SBATCH --open-mode=append
+#SBATCH --nodes=2
+#SBATCH --ntasks=8
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=32
+#SBATCH --time=01:00:00
+#SBATCH --account=g42
+#SBATCH --qos=regular
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@120
+#SBATCH --constraint=gpu
+#SBATCH --gpus-per-node=4
+
+# The signal comes to this shell, which passes it on to the sweep.
+sweep= asked=
+trap 'asked=yes; [ -z "$sweep" ] || kill -USR2 "$sweep"' USR2
+
+export MPICH_GPU_SUPPORT_ENABLED=1
+export OMP_NUM_THREADS=32
+
+/opt/okrt/bin/python -m okrt sweep /home/ada/scaling.toml --out /scratch/scaling.h5 \
+    --launcher 'srun --cpus-per-task=32 --wait=60 --distribution=block,Pack --gpus-per-node=4 --gpu-bind=none' &
+sweep=$!
+[ -z "$asked" ] || kill -USR2 "$sweep"
+
+# A signal ends the wait, not the sweep.
+while asked=; wait "$sweep"; code=$?; [ -n "$asked" ]; do :; done
+
+# 75: the sweep wants to go on. 140: the signal met it before it could listen, with nothing to save.
+if [ $code = 75 ] || [ $code = 140 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $code

@@ -1,0 +1,264 @@
+"""`okrt slurm submit` on a real Slurm of two nodes: jobs and sweeps that end, are cut off, and are cancelled.
+
+All jobs are submitted at once where that is possible: most of the time goes by in waiting.
+"""
+
+import contextlib
+import io
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import okrt
+from okrt.cli.main import main
+from okrt.report import sweep_file
+from okrt.train.checkpoint import Checkpoints, Saved
+from okrt.train.metrics import read_steps
+from tests.conftest import ALONE
+from tests.slurm.cluster import Cluster, why_not
+
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not ALONE, reason="a cluster of its own: run it as a single process"),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
+
+FINAL = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL")
+PATIENCE_S = 360  # for a job, on a busy machine
+NASTY = """it's "$HOME" `x` #1 100%j ü; & *"""
+STEPS = 40
+SETTINGS = {
+    "task.width": 16,
+    "task.layers": 1,
+    "task.text_mb": 0.05,
+    "task.context": 16,
+    "task.eval_samples": 8,
+    "batch": 2,
+    "eval_every": 0,
+    "steps": STEPS,
+    "reducer.dense_steps": 5,
+    "checkpoint.every": 2,
+}
+SMALL = [f"--set={key}={value}" for key, value in SETTINGS.items()]
+
+# gpt_bytes that takes its time, and stops in its fifth step if told so. When it goes on from a checkpoint it is quick,
+# and gives itself more time: on a busy machine it would be signalled again before it is done.
+SLOW = """
+import dataclasses
+import itertools
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from okrt.jobs.gpt_bytes import Settings, build as quick
+
+def build(settings, seed):
+    task = quick(settings, seed)
+    if any(Path(os.environ["SLURM_JOB_NAME"], "checkpoints").glob("step_*")):
+        subprocess.run(["scontrol", "update", f"JobId={os.environ['SLURM_JOB_ID']}", "TimeLimit=50"], check=True)
+        return task
+    calls = itertools.count(1)
+
+    def loss(model, numbers):
+        time.sleep(600 if "STOPS" in os.environ and next(calls) == 5 else 2)
+        return task.loss(model, numbers)
+
+    return dataclasses.replace(task, loss=loss)
+"""
+SPEC = (
+    "[grid]\nranks = [1, 2]\nreducer = ['dense']\nelements = [1000]\n[repeat]\nwarmup = 1\nat_least = 3\nat_most = 3\n"
+)
+LONG_SPEC = SPEC.replace("at_least = 3\nat_most = 3", "at_least = 10_000_000\nat_most = 10_000_000")
+
+Submit = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster() as running, pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_"))]:
+            patch.delenv(name)
+        # Ranks that wait for others to start are no stall.
+        patch.setenv("OKRT_TIMEOUT_S", "300")
+        patch.setenv("SLURM_CONF", running.environment["SLURM_CONF"])
+        yield running
+
+
+@pytest.fixture(scope="module")
+def submit(cluster: Cluster) -> Submit:
+    """Runs `okrt slurm submit` in a folder; the number of the job."""
+
+    def run(folder: Path, *argv: object) -> str:
+        printed = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+            for module in (sys, threading):
+                patch.setattr(module, "excepthook", module.excepthook)
+            patch.chdir(folder)
+            patch.setattr(sys, "argv", ["okrt", "slurm", "submit", *map(str, argv)])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        assert not ended.value.code
+        number = re.match(r"job (\d+): ", printed.getvalue())
+        assert number
+        return number[1]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    nasty = tmp_path_factory.mktemp("slurm") / NASTY
+    nasty.mkdir()
+    (nasty / "slow.py").write_text(SLOW)
+    (nasty / "slow.toml").write_text(
+        (Path(okrt.__file__).parent / "jobs/gpt_bytes.toml").read_text().replace("gpt_bytes", "slow")
+    )
+    (nasty / "scaling.toml").write_text(SPEC)
+    (nasty / "long.toml").write_text(LONG_SPEC)
+    return nasty
+
+
+@pytest.fixture(scope="module")
+def jobs(submit: Submit, folder: Path) -> dict[str, str]:
+    """Numbers of a job that runs through, and of one alike that is slow and signalled soon after its start.
+
+    Slurm looks at the clock every half minute, and sends the signal up to that much too early.
+    """
+    size = ("--nodes", 2, "--tasks-per-node", 2, "--time", 20)
+    return {
+        "cut off": submit(folder, "slow.toml", *named("cut off"), *size, "--signal-before", 1190, *SMALL),
+        "whole": submit(folder, "gpt_bytes", "--out", "whole", "--name", NASTY, *size, *SMALL),
+    }
+
+
+def named(name: str) -> tuple[str, ...]:
+    return ("--name", name, "--out", name)
+
+
+def wait_for(cluster: Cluster, what: str, there: Callable[[], object], numbers: tuple[str, ...]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not there():
+        if time.monotonic() > until:
+            logs = [path.read_text() for number in numbers if (path := Path(cluster.job(number)["StdOut"])).exists()]
+            pytest.fail("\n".join([f"waited {PATIENCE_S} s for {what}", *logs, cluster.ask("squeue"), cluster.logs()]))
+        time.sleep(0.1)
+
+
+def ended(cluster: Cluster, number: str) -> dict[str, str]:
+    """The job when it has ended for good."""
+    wait_for(
+        cluster,
+        f"the end of job {number}",
+        lambda: cluster.job(number)["JobState"] in FINAL,
+        (number,),
+    )
+    return cluster.job(number)
+
+
+def newest(run: Path) -> Saved:
+    passed_over: list[str] = []
+    found = Checkpoints(run / "checkpoints", okrt.init().transport, log=passed_over.append).newest()
+    assert found is not None
+    assert passed_over == []
+    return found
+
+
+def parameters(run: Path) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in newest(run).model().items()}
+
+
+def test_sweep_array(cluster: Cluster, submit: Submit, jobs: dict[str, str], folder: Path) -> None:
+    """One file for all tasks; the one that is asked to stop is queued again, the other is not."""
+    number = submit(folder, "scaling.toml", "--array", "--tasks-per-node", 2)
+    tasks = {point: f"{number}_{point}" for point in (0, 1)}
+
+    def running() -> list[str]:
+        return [task for task in tasks.values() if cluster.job(task).get("JobState") == "RUNNING"]
+
+    def measuring() -> bool:
+        begun = len(list(folder.glob("okrt-point-*")))
+        return begun > 0 and len(running()) == begun
+
+    wait_for(cluster, "tasks that measure", measuring, tuple(tasks.values()))
+    # The task that has the number of the whole array, if it is there: to queue that number is to queue all.
+    asked = max(running(), key=lambda task: cluster.job(task)["JobId"] == number)
+    cluster.ask("scancel", "--batch", "--signal=USR2", asked)
+    for task in tasks.values():
+        told = ended(cluster, task)
+        assert (told["JobState"], told["Restarts"]) == ("COMPLETED", "1" if task == asked else "0")
+    sweep = sweep_file.read(folder / "scaling.h5")
+    assert sweep.numbers(sweep_file.DONE) == [0, 1]
+    log = (folder / f"scaling-{asked}.log").read_text()
+    assert "interrupted: " in log
+    assert log.rstrip().endswith("scaling.h5")
+
+
+def test_cancelled_sweep(cluster: Cluster, submit: Submit, folder: Path) -> None:
+    number = submit(folder, "long.toml", "--tasks-per-node", 2)
+    wait_for(cluster, "a point", lambda: list(folder.glob("okrt-point-*/")), (number,))
+    cluster.ask("scancel", number)
+    told = ended(cluster, number)
+    assert (told["JobState"], told["Restarts"]) == ("CANCELLED", "0")
+    assert sweep_file.read(folder / "long.h5").numbers(sweep_file.PENDING) == [0, 1]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_cancelled_job(
+    cluster: Cluster, submit: Submit, folder: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    """Between steps it has time to save; in a step that does not end it is killed. It does not come back."""
+    if stops:
+        monkeypatch.setenv("STOPS", "1")
+    run = folder / f"cancelled {stops}"
+    number = submit(folder, "slow.toml", "--nodes", 2 if stops else 1, *named(run.name), *SMALL)
+    done = 4 if stops else 2
+    wait_for(
+        cluster,
+        f"{done} steps",
+        lambda: (
+            (run / f"checkpoints/step_{done:08d}/manifest.json").exists()
+            and len(read_steps(run / "run.h5")["step"]) >= done
+        ),
+        (number,),
+    )
+    cluster.ask("scancel", number)
+    told = ended(cluster, number)
+    assert (told["JobState"], told["Restarts"]) == ("CANCELLED", "0")
+    steps = read_steps(run / "run.h5")["step"]
+    np.testing.assert_array_equal(steps, np.arange(1, len(steps) + 1))
+    assert newest(run).step == (done if stops else len(steps))
+
+
+def test_whole_job(cluster: Cluster, jobs: dict[str, str], folder: Path) -> None:
+    told = ended(cluster, jobs["whole"])
+    assert (told["JobState"], told["NumNodes"], told["NumTasks"]) == ("COMPLETED", "2", "4")
+    run = folder / "whole"
+    np.testing.assert_array_equal(read_steps(run / "run.h5")["step"], np.arange(1, STEPS + 1))
+    assert (newest(run).step, newest(run).ranks) == (STEPS, 4)
+    assert (run / f"slurm-{jobs['whole']}.sh").exists()
+    assert f"step {STEPS}/{STEPS}" in (run / f"slurm-{jobs['whole']}.log").read_text()
+
+
+def test_job_that_is_cut_off(cluster: Cluster, jobs: dict[str, str], folder: Path) -> None:
+    """Signalled before its time is over it saves, is queued again, and ends where the whole one did, bit for bit."""
+    number, run = jobs["cut off"], folder / "cut off"
+    log = run / f"slurm-{number}.log"
+    told = ended(cluster, number)
+    assert told["JobState"] == "COMPLETED"
+    assert int(told["Restarts"]) >= 1
+    stopped = re.search(r"^stopped by SIGUSR2 after step (\d+)$", log.read_text(), re.MULTILINE)
+    assert stopped
+    assert 0 < int(stopped[1]) < STEPS
+    assert f"resumed step_{int(stopped[1]):08d}" in log.read_text()
+    assert newest(run).step == STEPS
+    np.testing.assert_array_equal(read_steps(run / "run.h5")["step"], np.arange(1, STEPS + 1))
+    assert ended(cluster, jobs["whole"])["JobState"] == "COMPLETED"
+    assert parameters(run) == parameters(folder / "whole")
