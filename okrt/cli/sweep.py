@@ -20,8 +20,9 @@ from okrt.cli.launch import check_lab
 from okrt.errors import EX_REQUEUE, UsageError
 from okrt.report.sweep_file import DONE, FAILED, Sweep
 from okrt.sweep.lock import SweepLock
-from okrt.sweep.runner import Interrupted, Interruption, Runner, pending
+from okrt.sweep.runner import Interrupted, Runner, pending
 from okrt.sweep.spec import Spec, load_spec
+from okrt.train.stop import STOP_SIGNALS, StopFlag
 from okrt.world import launcher_size
 
 INTERRUPTED = 130
@@ -72,9 +73,9 @@ def sweep(
         launcher = "srun"
     if launcher and in_allocation():
         check_allocation(grid, chosen)
-    interruption = Interruption()
-    runner = Runner(grid, out, shlex.join(sys.argv), launcher, interruption)
-    with interruption.listening(), SweepLock(out, shared=points is not None) as lock:
+    stop = StopFlag()
+    runner = Runner(grid, out, shlex.join(sys.argv), launcher, stop)
+    with stop.listening((*STOP_SIGNALS, signal.SIGINT)), SweepLock(out, shared=points is not None) as lock:
         if points is None:
             runner.tidy()
         state = runner.open(lock, chosen if retry else None, mix_code)
@@ -83,7 +84,7 @@ def sweep(
             state = run_all(runner, lock, state, todo, screen)
         except Interrupted:
             screen.print(f"interrupted: {out} has all points that were done; the same command goes on")
-            return INTERRUPTED if interruption.number == signal.SIGINT else EX_REQUEUE
+            return INTERRUPTED if "SIGINT" in stop.names else EX_REQUEUE
     return conclude(state, chosen, out, screen)
 
 

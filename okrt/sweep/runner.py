@@ -10,8 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,8 +25,8 @@ from okrt.report.sweep_file import FAILED, PENDING, Measured, Sweep
 from okrt.sweep.lock import SweepLock
 from okrt.sweep.spec import Spec
 from okrt.train.metrics import run_attributes
+from okrt.train.stop import StopFlag
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 POLL_S = 0.05
 GRACE_S = 15.0
 """for the ranks of a point to end when they are asked to"""
@@ -41,25 +40,6 @@ class Interrupted(Exception):
 
 
 @dataclass
-class Interruption:
-    """The signal that came, if one did."""
-
-    number: int | None = None
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        def note(number: int, frame: Any) -> None:
-            self.number = number
-
-        before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-@dataclass
 class Runner:
     """Runs the points of a spec that are not done yet, and keeps them in a file."""
 
@@ -68,7 +48,7 @@ class Runner:
     command: str
     launcher: str | None
     """what starts ranks in place of mpiexec; not those of a lab"""
-    interruption: Interruption
+    stop: StopFlag
 
     @property
     def _prefix(self) -> str:
@@ -167,14 +147,14 @@ class Runner:
         limit_s = self.spec.file.repeat.timeout_s
         deadline = time.monotonic() + limit_s
         while process.poll() is None:
-            if self.interruption.number is not None:
+            if self.stop.raised:
                 end(process)
                 raise Interrupted
             if time.monotonic() > deadline:
                 end(process)
                 return f"not done after {limit_s:g} s"
             time.sleep(POLL_S)
-        if self.interruption.number is not None and process.returncode != 0:
+        if self.stop.raised and process.returncode != 0:
             raise Interrupted  # the signal may have reached its ranks as well
         if process.returncode < 0:
             return f"ended by {signal.Signals(-process.returncode).name}"
