@@ -16,7 +16,7 @@ from okrt.train.config import Place, Table, checked, read_toml
 
 SLURM = Path(__file__).parent.parent / "slurm"
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+):([0-9]{2}):([0-9]{2})|([0-9]+)")
-LOST_S = 60  # that the ranks may go on when one has ended
+LOST_S = 30  # that the ranks may go on when one has ended
 MPI = re.compile(r"[a-z0-9_]*")
 
 Word = Annotated[str, Field(min_length=1)]

@@ -145,7 +145,7 @@ def test_a_site_file_of_ones_own(command: Command, tmp_path: Path) -> None:
     assert "scontrol" not in out
     for line in ("#!/bin/bash -l", "module load 'mpi/4 new'", "export UCX_TLS='rc,self; x'"):
         assert line in out.splitlines()
-    assert "srun --mpi=pmix --cpus-per-task=1 --wait=60 --cpu-bind cores \\\n" in out
+    assert "srun --mpi=pmix --cpus-per-task=1 --wait=30 --cpu-bind cores \\\n" in out
 
 
 def test_sizes_of_sweeps(command: Command, spec: Path) -> None:

@@ -20,9 +20,11 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("n1", "n2")
 START_S, END_S = 60, 20
 
-# Nothing is an MPI default: a script must say it itself. A requeued job waits as long as a credential lives.
+# Nothing is an MPI default: a script must say it itself. A requeued job waits as long as a credential lives. Numbers of
+# jobs differ from those of the cluster before: MPICH names its shared memory by them, and killed ranks leave it behind.
 CONFIG = """
 ClusterName=okrt
+FirstJobId={first_job}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root
@@ -98,7 +100,12 @@ class Cluster:
         key = folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
-        config = CONFIG.format(host=socket.gethostname().partition(".")[0], folder=folder, ports=free_ports(3))
+        config = CONFIG.format(
+            host=socket.gethostname().partition(".")[0],
+            folder=folder,
+            ports=free_ports(3),
+            first_job=1 + secrets.randbelow(1_000_000),
+        )
         (folder / "slurm.conf").write_text(config)
         files = [f"--{name}={folder}/munge.{ending}" for name, ending in MUNGE_FILES.items()]
         self._run("munged", "munged", "--foreground", "--num-threads=2", *files)

@@ -17,7 +17,10 @@
 export MPICH_GPU_SUPPORT_ENABLED=1
 export OMP_NUM_THREADS=72
 
-srun --cpus-per-task=72 --wait=60 --gpus-per-task=1 \
+# Steps are counted anew after a requeue, and MPICH finds what a killed step of the same number left in shared memory.
+for _ in $(seq "${SLURM_RESTART_COUNT:-0}"); do srun --mpi=none --nodes=1 --ntasks=1 true; done
+
+srun --cpus-per-task=72 --wait=30 --gpus-per-task=1 \
     /opt/okrt/bin/python -m okrt train '/home/ada/it'"'"'s here/job.toml' --out '/scratch/run 100%' --resume '--set=task.path=a b'
 code=$?
 

@@ -16,7 +16,10 @@
 
 export OMP_NUM_THREADS=1
 
-srun --mpi=pmi2 --cpus-per-task=1 --wait=60 \
+# Steps are counted anew after a requeue, and MPICH finds what a killed step of the same number left in shared memory.
+for _ in $(seq "${SLURM_RESTART_COUNT:-0}"); do srun --mpi=none --nodes=1 --ntasks=1 true; done
+
+srun --mpi=pmi2 --cpus-per-task=1 --wait=30 \
     /opt/okrt/bin/python -m okrt train '/home/ada/it'"'"'s here/job.toml' --out '/scratch/run 100%' --resume '--set=task.path=a b'
 code=$?
 

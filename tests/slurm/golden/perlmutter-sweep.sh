@@ -24,8 +24,11 @@ trap 'asked=yes; [ -z "$sweep" ] || kill -USR2 "$sweep"' USR2
 export MPICH_GPU_SUPPORT_ENABLED=1
 export OMP_NUM_THREADS=32
 
+# Steps are counted anew after a requeue, and MPICH finds what a killed step of the same number left in shared memory.
+for _ in $(seq "${SLURM_RESTART_COUNT:-0}"); do srun --mpi=none --nodes=1 --ntasks=1 true; done
+
 /opt/okrt/bin/python -m okrt sweep /home/ada/scaling.toml --out /scratch/scaling.h5 \
-    --launcher 'srun --cpus-per-task=32 --wait=60 --distribution=block,Pack --gpus-per-node=4 --gpu-bind=none' &
+    --launcher 'srun --cpus-per-task=32 --wait=30 --distribution=block,Pack --gpus-per-node=4 --gpu-bind=none' &
 sweep=$!
 [ -z "$asked" ] || kill -USR2 "$sweep"
 
