@@ -7,6 +7,7 @@ import typer
 
 from okrt.cli import bench
 from okrt.cli.doctor import doctor
+from okrt.cli.report import report
 from okrt.cli.selftest import selftest
 from okrt.cli.train import train
 from okrt.errors import EX_USAGE, UsageError, exit_code
@@ -22,6 +23,7 @@ app.add_typer(bench.app, name="bench")
 app.command()(train)
 app.command()(doctor)
 app.command()(selftest)
+app.command()(report)
 
 
 @app.callback()

@@ -67,9 +67,7 @@ class Scale:
         is_number = all(isinstance(size, (int, float)) for size in sizes)
         self.places = [float(size) for size in sizes] if is_number else [float(i) for i in range(len(sizes))]
         self.is_log = is_number and min(self.places) > 0 and max(self.places) >= 4 * min(self.places)
-        self.title = {"lab": "rate between the ranks", "elements": "elements a rank" if grid.weak else name}.get(
-            name, name
-        )
+        self.title = {"lab": "network rate", "elements": "elements a rank" if grid.weak else name}.get(name, name)
         texts = {"density": percent, "lab": rate_text, "elements": count_text}
         self.labels = [texts.get(name, plain)(value) for value in self.values]
 
@@ -119,7 +117,9 @@ class Lines:
         self._scale_y(used, quantity, shown)
         Scale(self.grid, x, shown).put_on(used, used[-columns:])
         handles = self._handles([quantity], shown)
-        return plots.finish(figure, f"{quantity.title}, by {x}", self.grid.subtitle(panels), handles), note
+        return plots.finish(
+            figure, f"{quantity.title}, by {Scale(self.grid, x, shown).title}", self.grid.subtitle(panels), handles
+        ), note
 
     def side_by_side(self, x: str, quantities: Sequence[Quantity], title: str) -> tuple[Figure, str]:
         """A column for each quantity, over x; a row for each of a few panels."""

@@ -20,6 +20,21 @@ def facts(attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, text) for name, text in told.items() if text]
 
 
+def place_text(attributes: Mapping[str, Any]) -> list[str]:
+    """On what it was measured, in a sentence, if the file says so."""
+    told = dict(facts(attributes))
+    if "hosts" not in told:
+        return []
+    text = f"On {told['hosts']}"
+    software = [told["MPI"]] if "MPI" in told else []
+    if "okrt" in told:
+        commit = f" ({told['commit'][:8]})" if "commit" in told else ""
+        software.append(f"okrt {told['okrt']}{commit}")
+    if software:
+        text += f", with {' and '.join(software)}"
+    return [f"{text}, started {told['started']}." if "started" in told else f"{text}."]
+
+
 def hosts_text(hosts: Any) -> str:
     """Each host once, with the number of its ranks if there are several."""
     if hosts is None:

@@ -10,7 +10,7 @@ from okrt.report.comparison import Comparison, Loss
 from okrt.report.grid import EXACT, Grid, label, percent, rate_text
 from okrt.report.page import Report, Table
 from okrt.report.plots import NOTHING, short, styled, time_text
-from okrt.report.provenance import facts
+from okrt.report.provenance import facts, place_text
 from okrt.report.sweep_file import BASELINE, COUNTS, DONE, FAILED, FIGURES, PENDING, TEXTS, Sweep
 from okrt.report.sweep_plots import pictures
 
@@ -28,7 +28,7 @@ def report_on(sweep: Sweep) -> Report:
         shown = list(pictures(grid, comparison))
     return Report(
         title=grid.config.get("title") or f"Sweep of {subject(grid)}",
-        lead=[measured(grid), progress(grid)],
+        lead=[measured(grid), *place_text(sweep.attributes), progress(grid)],
         headlines=[*headlines(grid, comparison), *bounds(grid, comparison)],
         losses=losses(grid, comparison),
         warnings=warnings(grid),

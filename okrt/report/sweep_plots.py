@@ -16,6 +16,7 @@ from okrt.report.page import Picture
 from okrt.report.plots import SHARE
 from okrt.report.sweep_file import BASELINE
 
+TITLES = {"lab": "network rate"}
 LEAST, MOST = 2, 6
 """times k(P-1)/P words: no sparse allreduce of coordinates can do with less, Ok-Topk never receives more"""
 
@@ -159,9 +160,9 @@ def over_another(grid: Grid, comparison: Comparison, lines: Lines, name: str) ->
     shown = [replace(time(grid), model=None)]
     if np.isfinite(speedup_over_dense(grid).values[grid.done]).any():
         shown.append(speedup_over_dense(grid))
-    title = f"Time{' and speed-up' if len(shown) > 1 else ''}, by {name}"
+    title = f"Time{' and speed-up' if len(shown) > 1 else ''}, by {TITLES.get(name, name)}"
     figure, note = lines.side_by_side(name, shown, title)
-    caption = f"Median time of a step on the slowest rank, with 95 % intervals, over {name}. {note}"
+    caption = f"Median time of a step on the slowest rank, with 95 % intervals. {note}"
     return Picture(f"over_{re.sub('[^A-Za-z0-9]+', '_', name)}", figure, title, caption.strip())
 
 
