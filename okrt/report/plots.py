@@ -78,6 +78,10 @@ def styled() -> Iterator[None]:
 
 def saved(figure: Figure, kind: str) -> bytes:
     """The figure as "png" or "svg", without the time or the maker."""
+    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+        # Once is enough for both kinds, and takes longer than drawing.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
     file = io.BytesIO()
     metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
     figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)

@@ -11,6 +11,7 @@ NAMES = {"command": "command", "started_utc": "started", "okrt_version": "okrt",
 def facts(attributes: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Pairs of a name and a text; what the file does not say is left out."""
     told = {title: text_of(attributes.get(name)) for name, title in NAMES.items()}
+    told["started"] = told["started"].replace("T", " ").replace("+00:00", " UTC")
     told["hosts"] = hosts_text(attributes.get("hostnames"))
     told["MPI"] = text_of(attributes.get("mpi_library"))
     told["data"] = text_of(attributes.get("data"))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from okrt.report import plots
 from okrt.report.page import Picture
@@ -15,6 +15,7 @@ from okrt.report.run_file import Run
 
 MOST_POINTS = 800
 """of a line: more than there are pixels is only weight"""
+TICK_STEPS = [1, 2, 2.5, 5, 10]
 COLOUR, HELD_OUT = "#D55E00", "#0072B2"
 PARTS = ("computes", "computes, with communication behind it", "waits for communication", "waits for the slowest rank")
 PART_COLOURS = ("#17405c", "#4f93a3", "#e69f00", "#dddddd")
@@ -52,15 +53,18 @@ def loss(run: Run, subtitle: str) -> Picture:
     factor, unit = (1, "seconds") if seconds[-1] < 300 else (60, "minutes") if seconds[-1] < 18000 else (3600, "hours")
     received = np.cumsum(steps["bytes_received"])
     size, size_unit = (1e6, "MB") if received[-1] < 3e9 else (1e9, "GB")
-    figure, axes = plots.canvas(1, 3, height=3.2, sharey=True)
+    across = {"steps": steps["step"], unit: seconds / factor}
+    if received[-1] > 0:
+        across[f"{size_unit} received by a rank"] = received / size
+    figure, axes = plots.canvas(1, len(across), height=3.2, sharey=True)
     held = np.isfinite(steps["eval_loss"])
-    across = {"steps": steps["step"], unit: seconds / factor, f"{size_unit} received by a rank": received / size}
     for axis, (title, x) in zip(axes, across.items(), strict=True):
         line(axis, x, steps["loss"], color=COLOUR, lw=1.1, alpha=0.75)
         if held.any():
             axis.plot(x[held], steps["eval_loss"][held], "-o", color=HELD_OUT, lw=1.6, ms=3.5, mec="white", mew=0.4)
         axis.set_xlabel(title)
-        axis.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axis.xaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS))
+        axis.set_xlim(0, 1.03 * x[-1])
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes[0].set_ylabel("loss")
     handles = [plots.key("training", color=COLOUR, lw=1.5)]
@@ -90,22 +94,21 @@ def selected(run: Run, subtitle: str) -> Picture:
     line(axis, step, mean, color=COLOUR, lw=1.3)
     middle = 1.0 if is_relative else float(np.nanmedian(entries))
     axis.axhline(middle, color=FAINT, lw=1)
-    said = "selected = k" if is_relative else f"median {middle:,.0f}"
-    axis.annotate(said, (1, middle), (-2, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
-                  ha="right", fontsize=8, color=FAINT)  # fmt: skip
     over_steps(axis, step)
     axis.set_ylabel("selected/k" if is_relative else "entries selected")
     top = max(float(np.nanmax(values)), middle)
     axis.set_ylim(0, 1.15 * top if top > 0 else 1)
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     handles: list[Any] = [plots.key("mean of the ranks", color=COLOUR)]
     if run.size > 1:
         handles.append(Patch(color=COLOUR, alpha=0.2, lw=0, label="fewest to most of any rank"))
+    handles.append(plots.key("selected = k" if is_relative else f"median {middle:,.0f}", color=FAINT, lw=1))
     title = "Entries selected, per k" if is_relative else "Entries selected"
     plots.finish(figure, title, subtitle, handles)
     caption = "Entries that a rank took part with in each step."
     if is_relative:
         caption += (
-            f" k is about {plots.short(float(np.nanmedian(k)))}: the file does not hold it, it follows from bytes and "
+            f" k is about {np.nanmedian(k):,.0f}: the file does not hold it, it follows from bytes and "
             "words/k, a little high because of control messages."
         )
     else:
@@ -167,7 +170,8 @@ def breakdown(run: Run, subtitle: str) -> Picture:
         axis.spines["left"].set_visible(False)
     handles = [Patch(color=colour, label=name) for name, colour in zip(PARTS, PART_COLOURS, strict=True)]
     plots.finish(figure, "Where the time of a step goes, by rank", subtitle, handles)
-    caption = "Means over all steps but the first. Communication that backward hides costs nothing; waiting does."
+    which = "Means over all steps but the first." if run.rows > 1 else "The only step so far."
+    caption = f"{which} Communication that backward hides costs nothing; waiting does."
     return Picture("breakdown", figure, "Where the time of a step goes, by rank", caption)
 
 
@@ -185,7 +189,8 @@ def learning_rate(run: Run, subtitle: str) -> Picture:
 
 def over_steps(axis: Axes, step: np.ndarray) -> None:
     axis.set_xlabel("step")
-    axis.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    one = [step[0]] if len(step) == 1 else None
+    axis.xaxis.set_major_locator(FixedLocator(one) if one else MaxNLocator(8, integer=True, steps=TICK_STEPS))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     spare = max(0.5, 0.02 * (step[-1] - step[0]))
     axis.set_xlim(step[0] - spare, step[-1] + spare)
