@@ -3,12 +3,10 @@
 import errno
 from pathlib import Path
 
-import h5py  # type: ignore[import-untyped]
-
 from okrt.errors import UsageError
 from okrt.report import run_file, run_page, sweep_file, sweep_page
 from okrt.report.page import Report
-from okrt.train.metrics import naming
+from okrt.train.metrics import naming, open_live
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -34,7 +32,7 @@ def kind_of(path: Path) -> str:
         raise OSError(errno.EIO, "the file is empty", str(path))
     if start != SIGNATURE[: len(start)]:
         raise UsageError(f"{path} is not an HDF5 file: okrt report takes a sweep.h5 or a run.h5")
-    with naming(path, "the file cannot be read"), h5py.File(path, "r", swmr=True, locking=False) as file:
+    with naming(path, "the file cannot be read"), open_live(path) as file:
         if file.attrs.get("kind") == "sweep":
             return "sweep"
         if all(name in file for name in ("steps/step", "ranks/step")):

@@ -9,7 +9,7 @@ import h5py  # type: ignore[import-untyped]
 import numpy as np
 
 from okrt.errors import UsageError
-from okrt.train.metrics import MISSING, SCHEMA_VERSION, UNITS, naming, read_columns
+from okrt.train.metrics import MISSING, SCHEMA_VERSION, UNITS, naming, open_live, read_columns
 
 WORD_BYTES = 4
 COMPLETE, STOPPED, OPEN, UNKNOWN = "complete", "stopped", "open", "unknown"
@@ -58,7 +58,7 @@ class Run:
 def read(path: Path) -> Run:
     """The rows that are complete; a file of another layout is refused."""
     with naming(path, "metrics cannot be read"):
-        with h5py.File(path, "r", swmr=True, locking=False) as file:
+        with open_live(path) as file:
             attributes = dict(file.attrs)
             size = file["ranks/rank"].size
         if attributes.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:

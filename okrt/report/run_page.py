@@ -1,5 +1,6 @@
 """A run in words: how far it is, what it came to, and what it took."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def report_on(run: Run) -> Report:
         losses=[],
         warnings=bound(run),
         facts=facts(run.attributes),
-        summary=[("figure", "value", "unit"), *figures(run)],
+        summary=summary_rows(run),
         pictures=shown,
     )
 
@@ -90,6 +91,10 @@ def figures(run: Run) -> list[Figure]:
             strict=True,
         ),
     ]
+
+
+def summary_rows(run: Run) -> list[Sequence[Any]]:
+    return [("figure", "value", "unit"), *figures(run)]
 
 
 def headlines(run: Run) -> list[str]:
