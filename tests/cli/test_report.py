@@ -173,11 +173,12 @@ for out in (disk, disk / "new"):
 OWN_MOUNTS = ["unshare", "--map-root-user", "--mount"]
 
 
-def test_a_folder_that_can_only_be_read(sweep: Path, tmp_path: Path) -> None:
+def test_a_folder_that_can_only_be_read(tmp_path: Path) -> None:
     if not shutil.which("unshare") or subprocess.run([*OWN_MOUNTS, "true"], capture_output=True).returncode:
         pytest.skip("needs unshare, and to be root or allowed to use user namespaces")
     (tmp_path / "disk").mkdir()
-    command = [*OWN_MOUNTS, sys.executable, "-c", READ_ONLY, str(sweep), str(tmp_path / "disk")]
+    sweep_file.write(tmp_path / "sweep.h5", examples.sweep(left=9))
+    command = [*OWN_MOUNTS, sys.executable, "-c", READ_ONLY, str(tmp_path / "sweep.h5"), str(tmp_path / "disk")]
     done = subprocess.run(command, text=True, capture_output=True, timeout=60)
     assert done.stdout == f"{EX_IO} ['report.html']\n" * 2
     lines = done.stderr.splitlines()

@@ -79,36 +79,35 @@ def test_a_bound_that_was_exceeded_is_a_warning(tmp_path: Path) -> None:
     assert line == "The bound was EXCEEDED in 1 steps, first in step 7."
 
 
-# Writes some rows, says so, and waits to be killed.
+# Writes runs of no, one and some rows, says so, and waits to be killed.
 WRITER = """
 import sys
 from pathlib import Path
 from tests.report import examples
 
-metrics = examples.run(Path(sys.argv[1]), int(sys.argv[2]), close=False)
+runs = [examples.run(Path(sys.argv[1]) / f"{rows}.h5", rows, close=False) for rows in (0, 1, 70)]
 print("written", flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("rows", [0, 1, 70])
-def test_a_run_that_goes_on_and_is_killed(tmp_path: Path, rows: int) -> None:
-    path = tmp_path / "run.h5"
-    command = [sys.executable, "-c", WRITER, str(path), str(rows)]
+def test_runs_that_go_on_and_are_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
     root = Path(inspect.getfile(examples)).parents[2]
     with subprocess.Popen(command, cwd=root, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         try:
             assert writer.stdout and writer.stdout.readline() == "written\n"
-            going = report_on(run_file.read(path))
+            going = {rows: report_on(run_file.read(tmp_path / f"{rows}.h5")) for rows in (0, 1, 70)}
         finally:
             writer.kill()
     assert writer.returncode == -signal.SIGKILL
-    killed = report_on(run_file.read(path))
-    for report in (going, killed):
+    for rows, report in going.items():
         start = f"{rows} of 400 steps." if rows else "No step of 400 has been recorded yet: there is nothing to show."
         assert report.lead[0] == f"{start} The run is still going, or it was killed: its file has not been closed."
         assert len(report.pictures) == (5 if rows else 0)
-    assert going.summary == killed.summary and going.headlines == killed.headlines
+        killed = run_file.read(tmp_path / f"{rows}.h5")
+        assert report.lead[0] == progress(killed)
+        assert report.summary == summary_rows(killed) and report.headlines == headlines(killed)
 
 
 def test_a_run_that_was_stopped(tmp_path: Path) -> None:
