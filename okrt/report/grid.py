@@ -62,8 +62,10 @@ class Grid:
         chosen = {name: self.values(name, self.done) or self.values(name) for name in self.varied if name != x}
         notes = []
         if x != "ranks" and len(ranks := self.values("ranks", self.done)) > 1:
-            chosen["ranks"] = ranks[-1:]
-            notes.append(label("ranks", ranks[-1]))
+            # The most of those at which most can be seen: a sweep may be unfinished.
+            counts = [len(self.values(x, self.select(ranks=count))) for count in ranks]
+            chosen["ranks"] = [max(zip(counts, ranks, strict=True))[1]]
+            notes.append(label("ranks", chosen["ranks"][0]))
         for name in reversed(self.varied):
             if np.prod([len(values) for values in chosen.values()]) <= MOST_PANELS:
                 break

@@ -240,14 +240,11 @@ class Lines:
 
     def _scale_y(self, axes: Sequence[Axes], quantity: Quantity, shown: Sequence[int]) -> None:
         plots.scale_y(axes, quantity.extent(shown, self.ranks), quantity.is_linear)
-        for axis in axes if quantity.guide_text else ():
-            axis.annotate(
-                quantity.guide_text,
-                (0.01, quantity.guide),
-                (0, -3 if quantity.is_loss_below else 3),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                va="top" if quantity.is_loss_below else "bottom",
-                fontsize=8,
-                color=LOSS if quantity.is_loss_below else FAINT,
-            )
+        if quantity.guide is None or not quantity.guide_text:
+            return
+        for axis in axes:
+            # At the foot of what is lost, where the fewest lines are, or else on the line itself.
+            spot = (0.01, 0.02 if quantity.is_loss_below else quantity.guide)
+            across = "axes fraction" if quantity.is_loss_below else ("axes fraction", "data")
+            style: dict[str, Any] = {"xycoords": across, "textcoords": "offset points", "va": "bottom", "fontsize": 8}
+            axis.annotate(quantity.guide_text, spot, (0, 2), color=LOSS if quantity.is_loss_below else FAINT, **style)

@@ -29,9 +29,9 @@ def report_on(sweep: Sweep) -> Report:
     return Report(
         title=grid.config.get("title") or f"Sweep of {subject(grid)}",
         lead=[measured(grid), *place_text(sweep.attributes), progress(grid)],
-        headlines=[*headlines(grid, comparison), *bounds(grid, comparison)],
+        headlines=[*headlines(grid), *bounds_kept(grid, comparison)],
         losses=losses(grid, comparison),
-        warnings=warnings(grid),
+        warnings=[*bounds_exceeded(grid, comparison), *warnings(grid)],
         facts=facts(sweep.attributes),
         summary=summary(grid, comparison),
         pictures=shown,
@@ -80,7 +80,7 @@ def progress(grid: Grid) -> str:
     return text
 
 
-def headlines(grid: Grid, comparison: Comparison) -> list[str]:
+def headlines(grid: Grid) -> list[str]:
     """Who is fastest, for each of the settings at the most ranks."""
     columns = grid.sweep.points
     names = [name for name in grid.varied if grid.values(name, grid.done)]
@@ -94,15 +94,16 @@ def headlines(grid: Grid, comparison: Comparison) -> list[str]:
         best = min(found, key=lambda number: columns["median_s"][number])
         where = ", ".join(grid.label(name, value) for name, value in setting.items())
         text = f"{'On' if where[0].isdigit() else 'At'} {where}, {grid.points[best]['reducer']} "
-        other = comparison.best_other[best]
-        if other < 0:
+        others = [number for number in found if grid.points[number]["reducer"] != grid.points[best]["reducer"]]
+        if not others:
             texts.append(
                 f"{text}takes {time_text(columns['median_s'][best])} a step; there is no other to compare with."
             )
             continue
+        other = min(others, key=lambda number: columns["median_s"][number])
         text += f"is fastest: {time_text(columns['median_s'][best])} a step"
-        rival = grid.points[other]["reducer"]
-        times = [f"{short(comparison.speedup_over_best_other[best])} times as fast as the best other, {rival}"]
+        rival, ratio = grid.points[other]["reducer"], columns["median_s"][other] / columns["median_s"][best]
+        times = [f"{short(ratio)} times as fast as the best other, {rival}"]
         if BASELINE not in (rival, grid.points[best]["reducer"]) and columns["speedup_over_dense"][best] > 0:
             times.insert(0, f"{short(columns['speedup_over_dense'][best])} times as fast as dense")
         text += f", {' and '.join(times)}."
@@ -141,19 +142,21 @@ def losses(grid: Grid, comparison: Comparison) -> list[str]:
     return texts
 
 
-def bounds(grid: Grid, comparison: Comparison) -> list[str]:
-    """Whether any step received more than the algorithm's bound."""
+def bounds_exceeded(grid: Grid, comparison: Comparison) -> list[str]:
     columns = grid.sweep.points
+    over = [
+        f"{grid.points[n]['reducer']} on {grid.describe(n, 'ranks')}: "
+        f"{short(columns['words_over_k_max'][n])} words/k, bound {short(columns['bound_words_over_k'][n])}"
+        for n in comparison.over_bound
+    ]
+    return [f"The bound was EXCEEDED: {'; '.join(over)}."] if over else []
+
+
+def bounds_kept(grid: Grid, comparison: Comparison) -> list[str]:
+    """Said where something was sent that has a bound."""
+    bound = grid.sweep.points["bound_words_over_k"]
     sparse = [n for n in grid.done if grid.points[n]["reducer"] not in EXACT and grid.points[n]["ranks"] > 1]
-    known = [n for n in sparse if np.isfinite(columns["bound_words_over_k"][n])]
-    if comparison.over_bound:
-        over = [
-            f"{grid.points[n]['reducer']} on {grid.describe(n, 'ranks')}: "
-            f"{short(columns['words_over_k_max'][n])} words/k, bound {short(columns['bound_words_over_k'][n])}"
-            for n in comparison.over_bound
-        ]
-        return [f"The bound was EXCEEDED at {len(over)} of {len(known)} points: {'; '.join(over)}."]
-    if not known:
+    if comparison.over_bound or not any(np.isfinite(bound[number]) for number in sparse):
         return []
     return ["No sparse scheme received more words in any step than its bound, control words aside."]
 

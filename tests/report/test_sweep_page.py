@@ -11,7 +11,17 @@ from okrt.report.comparison import Comparison
 from okrt.report.grid import Grid
 from okrt.report.page import csv_of
 from okrt.report.sweep_file import FIGURES, Sweep
-from okrt.report.sweep_page import bounds, headlines, losses, measured, progress, report_on, summary, warnings
+from okrt.report.sweep_page import (
+    bounds_exceeded,
+    bounds_kept,
+    headlines,
+    losses,
+    measured,
+    progress,
+    report_on,
+    summary,
+    warnings,
+)
 from tests.report import examples
 
 
@@ -33,7 +43,7 @@ def with_times(sweep: Sweep, seconds: dict[str, float]) -> Sweep:
 def test_the_loser_is_named_with_where_and_by_how_much() -> None:
     sweep = with_times(examples.sweep(ranks=[4]), {"dense": 0.1, "topka": 0.25, "oktopk": 0.05})
     assert losses(*parts(sweep)) == ["topka on 4 ranks: 2.5 times as long as dense."]
-    (line,) = headlines(*parts(sweep))
+    (line,) = headlines(Grid(sweep))
     assert line.startswith("On 4 ranks, oktopk is fastest: 50 ms a step, 2 times as fast as the best other, dense.")
 
 
@@ -41,7 +51,7 @@ def test_a_loss_that_may_be_chance() -> None:
     sweep = with_times(examples.sweep(ranks=[4]), {"dense": 0.1, "topka": 0.101, "oktopk": 0.1005})
     assert [text.partition(":")[0] for text in losses(*parts(sweep))] == ["topka on 4 ranks", "oktopk on 4 ranks"]
     assert all("may be chance" in text for text in losses(*parts(sweep)))
-    (line,) = headlines(*parts(sweep))
+    (line,) = headlines(Grid(sweep))
     assert line.startswith("On 4 ranks, dense is fastest: 100 ms a step") and "may be chance" in line
 
 
@@ -61,15 +71,23 @@ def test_no_loss_no_list() -> None:
     assert losses(*parts(examples.sweep(ranks=[4], reducer=["topka"]))) == []
 
 
+def test_the_fastest_is_compared_at_its_own_density() -> None:
+    sweep = examples.sweep(ranks=[4], reducer=["dense", "topka"], density=[0.01, 0.9], lab=["10gbit"])
+    sparse, most = headlines(Grid(sweep))
+    assert sparse.startswith("On 4 ranks, density 1 %, topka is fastest: ")
+    assert most.startswith("On 4 ranks, density 90 %, dense is fastest: ")
+    ratio = sweep.points["median_s"][2] / sweep.points["median_s"][0]
+    assert f" {ratio:.3g} times as fast as the best other, topka" in most and ratio > 2
+
+
 def test_bounds() -> None:
     sweep = examples.sweep(ranks=[2, 4])
-    assert bounds(*parts(sweep)) == [
-        "No sparse scheme received more words in any step than its bound, control words aside."
-    ]
+    kept = ["No sparse scheme received more words in any step than its bound, control words aside."]
+    assert bounds_kept(*parts(sweep)) == kept and bounds_exceeded(*parts(sweep)) == []
     sweep.points["words_over_k_max"][5] = 4.9
-    (line,) = bounds(*parts(sweep))
-    assert "EXCEEDED at 1 of 4 points: oktopk on 4 ranks: 4.9 words/k, bound 4.5." in line
-    assert bounds(*parts(examples.sweep(reducer=["dense"]))) == []
+    assert bounds_kept(*parts(sweep)) == []
+    assert bounds_exceeded(*parts(sweep)) == ["The bound was EXCEEDED: oktopk on 4 ranks: 4.9 words/k, bound 4.5."]
+    assert bounds_kept(*parts(examples.sweep(reducer=["dense"]))) == []
 
 
 def test_how_far_it_is() -> None:
