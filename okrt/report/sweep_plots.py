@@ -127,7 +127,7 @@ def speedup_over_best_other(grid: Grid, comparison: Comparison) -> Quantity:
     if exact and "density" in grid.varied:
         # Theirs is over the best at any density, which no panel or place of a density can show.
         ratio = without(grid, EXACT, ratio)
-        note += f" {' and '.join(exact)}, without a density, {'are' if len(exact) > 1 else 'is'} not shown, only compared with."
+        note += f" Without a density, {' and '.join(exact)} can only be compared with."
     return Quantity(
         "speedup_over_best_other",
         "Speed-up over the best other",
