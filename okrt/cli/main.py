@@ -8,6 +8,7 @@ import typer
 from okrt.cli import bench
 from okrt.cli.doctor import doctor
 from okrt.cli.point import point
+from okrt.cli.report import report
 from okrt.cli.selftest import selftest
 from okrt.cli.slurm import slurm
 from okrt.cli.sweep import sweep
@@ -28,6 +29,7 @@ app.command()(selftest)
 app.command()(slurm)
 app.command()(sweep)
 app.command(hidden=True)(point)
+app.command()(report)
 
 
 @app.callback()

@@ -5,6 +5,7 @@ It is HDF5 in SWMR mode: a run that is going on or was killed opens with `h5py.F
 these options too.
 """
 
+import ctypes
 import errno
 import importlib.metadata
 import json
@@ -53,6 +54,8 @@ BLOCK_ROWS = 50
 BLOCK_S = 1.0
 CHUNK_ROWS = 1024
 CHUNK_ELEMENTS = 16384
+READ_ATTEMPTS = 27
+"""after each the wait doubles, from 1 ns: a tenth of a second in all"""
 PACKAGES = ("h5py", "mpi4py", "numba", "numpy", "safetensors", "torch")
 
 Columns = dict[str, np.ndarray]
@@ -181,9 +184,20 @@ def create_datasets(file: h5py.File, ranks: int) -> dict[str, h5py.Dataset]:
     return datasets
 
 
+def open_live(path: Path) -> h5py.File:
+    """For reading, while it is written or not; a damaged file is an OSError."""
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_file_locking(False, False)
+    # Of a checksum that is wrong HDF5 hopes that the writer will soon put it right: it waits, twice as long each time,
+    # and never ends if nobody does. h5py has no name for the setting.
+    hdf5 = ctypes.CDLL(h5py.h5p.__file__)
+    hdf5.H5Pset_metadata_read_attempts(ctypes.c_int64(access.id), ctypes.c_uint(READ_ATTEMPTS))
+    return h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY | h5py.h5f.ACC_SWMR_READ, access))
+
+
 def read_columns(path: Path, names: Iterable[str]) -> Columns:
     """The rows that are complete, of a file that is being written or not."""
-    with h5py.File(path, "r", swmr=True, locking=False) as file:
+    with open_live(path) as file:
         # Of a row that a full disk kept out the scale may be there, but not the step.
         rows = min(np.count_nonzero(file[scale][:] != MISSING) for scale in SCALES)
         return {name: file[name][:rows] for name in names}

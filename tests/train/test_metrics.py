@@ -335,6 +335,24 @@ def test_what_cannot_be_carried_over_is_named_and_left_alone(tmp_path: Path, con
     assert path.read_bytes() == before
 
 
+def test_a_file_that_was_cut_short_is_said_at_once(tmp_path: Path) -> None:
+    """HDF5 would wait for a writer to put the checksums right, twice as long after each look."""
+    path = tmp_path / "run.h5"
+    write_rows(path, 60, 3)
+    whole = path.read_bytes()
+    refused = 0
+    for size in range(len(whole) // 8, len(whole), len(whole) // 8):
+        path.write_bytes(whole[:size])
+        before = time.monotonic()
+        try:
+            read_steps(path)
+        except OSError as error:
+            assert str(path) in str(error)
+            refused += 1
+        assert time.monotonic() - before < 10
+    assert refused > 2
+
+
 # Fills small disks that no other process sees, first with rows, then with a resume, and saves the files.
 FULL = """
 import shutil, subprocess, sys
