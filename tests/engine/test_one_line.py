@@ -1,11 +1,15 @@
 """An ordinary torch script with one line added, against the same script under torch's DistributedDataParallel."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+from tests.conftest import ALONE
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "ordinary.py"
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -30,15 +34,15 @@ torch.distributed.destroy_process_group()
 """
 
 
-def losses(folder: Path, ranks: int, *names: str) -> list[np.ndarray]:
-    """What each script prints: loss of the last batch of rank 0 and of all data, after each epoch."""
+def write(folder: Path, *names: str) -> None:
+    """The scripts, and what runs them."""
     (folder / "driver.py").write_text(DRIVER)
     for name in names:
         (folder / f"{name}.py").write_text(SCRIPT.read_text().replace("# HERE\n", LINES[name] + "\n"))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OKRT_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [MPIEXEC, "-n", str(ranks), sys.executable, "driver.py", *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, cwd=folder)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def losses(folder: Path, *names: str) -> list[np.ndarray]:
+    """What each script printed: loss of the last batch of rank 0 and of all data, after each epoch."""
     printed = [(folder / f"{name}.0").read_text() for name in names]
     return [np.array([line.split()[2:] for line in text.splitlines()], float) for text in printed]
 
@@ -50,12 +54,28 @@ def check_dense(dense: np.ndarray, ddp: np.ndarray) -> None:
 
 
 def test_dense_gives_the_losses_of_ddp_and_oktopk_trains_too(tmp_path):
-    dense, ddp, oktopk = losses(tmp_path, 3, "dense", "ddp", "oktopk")
+    names = ("dense", "ddp", "oktopk")
+    write(tmp_path, *names)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OKRT_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [MPIEXEC, "-n", "2", sys.executable, "driver.py", *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    dense, ddp, oktopk = losses(tmp_path, *names)
     check_dense(dense, ddp)
     assert oktopk.shape == (4, 2)
     assert oktopk[-1, 1] < 0.9 * oktopk[0, 1]
     assert (np.abs(oktopk - dense) > 1e-3).any(), "something is left out"
 
 
-def test_one_rank(tmp_path):
-    check_dense(*losses(tmp_path, 1, "dense", "ddp"))
+@pytest.mark.skipif(not ALONE, reason="needs an MPI of one rank")
+def test_one_rank(tmp_path, monkeypatch):
+    """In this process."""
+    names = ("dense", "ddp")
+    write(tmp_path, *names)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["driver.py", *names])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch.distributed wraps it
+    for name, value in {"PMI_RANK": "0", "PMI_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}.items():
+        monkeypatch.setenv(name, value)
+    runpy.run_path("driver.py")
+    check_dense(*losses(tmp_path, *names))

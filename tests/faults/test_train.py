@@ -42,11 +42,11 @@ def parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 def fail(rank):
-    fault, _, target = os.environ.get("FAULT", "").partition(" to ")
-    if fault.startswith("SIG") and rank == 0:
-        pid = parent(launcher()) if target == "okrt" else launcher()
+    fault = os.environ.get("FAULT", "")
+    if fault == "signal" and rank == 0:
+        pid = parent(launcher())
         assert b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        os.kill(pid, getattr(signal, fault))
+        os.kill(pid, signal.SIGUSR2)
     elif fault in ("raise", "kill") and rank == 1:
         print(f"STAMP{time.time()}", file=sys.stderr, flush=True)
         time.sleep(0.3)
@@ -81,7 +81,7 @@ lr = 0.02
 density = 0.1
 """
 
-# Two ranks that run one job after the other: each argument is a folder to resume or to begin.
+# Two ranks that run two jobs, one after the other: each argument is a folder to resume or to begin.
 DRIVER = """
 import sys
 from pathlib import Path
@@ -109,24 +109,15 @@ def newest(run: Path) -> Saved:
     return found
 
 
-# The launcher passes both signals on in the same way, as tests/cli/test_launch.py shows.
-WAYS = ("SIGUSR2 to okrt", "SIGTERM to mpiexec")
-
-
 @pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folder = tmp_path_factory.mktemp("runs")
-    return lambda way: folder / way.replace(" ", "-")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run that a signal stops."""
+    return tmp_path_factory.mktemp("runs") / "run"
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_signal_ends_it_with_a_checkpoint(start: Callable, job: Path, folder_of: Callable, way: str) -> None:
-    run = folder_of(way)
-    command = ["okrt", "train", job, "--out", run]
-    if way.endswith("okrt"):
-        done = start(*command, "--ranks", 2, limit_s=PATIENCE_S, FAULT=way)
-    else:
-        done = start(*command, ranks=2, limit_s=PATIENCE_S, FAULT=way)
+def test_a_signal_ends_it_with_a_checkpoint(start: Callable, job: Path, run: Path) -> None:
+    """SIGUSR2 to okrt: it sends SIGTERM to mpiexec, which passes it on to the ranks."""
+    done = start("okrt", "train", job, "--out", run, "--ranks", 2, limit_s=PATIENCE_S, FAULT="signal")
     assert done.returncode == 75, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     (checkpoint,) = (run / "checkpoints").iterdir()
@@ -137,22 +128,20 @@ def test_a_signal_ends_it_with_a_checkpoint(start: Callable, job: Path, folder_o
     np.testing.assert_array_equal(read_steps(run / "run.h5")["step"], np.arange(1, step + 1))
 
 
-def test_after_a_signal_it_goes_on(start: Callable, job: Path, folder_of: Callable, tmp_path: Path) -> None:
-    runs = [run for run in map(folder_of, WAYS) if run.exists()]
-    assert runs, "run it together with the tests above"
-    stopped = [newest(run).step for run in runs]
+def test_after_a_signal_it_goes_on(start: Callable, job: Path, run: Path, tmp_path: Path) -> None:
+    assert run.exists(), "run it together with the test above"
+    stopped = newest(run).step
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
-    done = start("python", driver, job, tmp_path / "unbroken", *runs, ranks=2, limit_s=PATIENCE_S)
+    done = start("python", driver, job, tmp_path / "unbroken", run, ranks=2, limit_s=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
     expected = newest(tmp_path / "unbroken")
-    for run, step in zip(runs, stopped, strict=True):
-        assert f"resumed step_{step:08d}\n" in done.stdout
-        end = newest(run)
-        assert end.step == STEPS
-        for name, weight in expected.model().items():
-            assert torch.equal(end.model()[name], weight), (run.name, name)
-        np.testing.assert_array_equal(read_steps(run / "run.h5")["step"], np.arange(1, STEPS + 1))
+    assert f"resumed step_{stopped:08d}\n" in done.stdout
+    end = newest(run)
+    assert end.step == STEPS
+    for name, weight in expected.model().items():
+        assert torch.equal(end.model()[name], weight), name
+    np.testing.assert_array_equal(read_steps(run / "run.h5")["step"], np.arange(1, STEPS + 1))
 
 
 @pytest.mark.parametrize("fault", ["raise", "kill"])

@@ -11,7 +11,7 @@ from numba import types
 
 from okrt.kernels.host import Host
 from okrt.kernels.pairs import Pairs
-from tests.kernel_cases import ARGUMENTS, TYPES, assert_same, cases, each_type, sample
+from tests.kernel_cases import ARGUMENTS, BY_GRADIENT, TYPES, assert_same, cases, each_type, sample
 
 pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'okrt[cuda12]'")
 if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
@@ -27,11 +27,6 @@ SIZES = sorted(
 )
 some = cases(st.sampled_from(SIZES))
 few = settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-by_gradient = [
-    name
-    for name in ARGUMENTS
-    if name in ("all_finite", "put", "mean", "rounding_error") or name.startswith("accumulate")
-]
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +39,14 @@ def test_every_function_of_the_host_has_its_like():
     assert next(public) == next(public) - {"map", "each"}
 
 
-@pytest.mark.parametrize("name", [name for name in ARGUMENTS if name not in by_gradient])
+@pytest.mark.parametrize("name", [name for name in ARGUMENTS if name not in BY_GRADIENT])
 @given(case=some)
 @few
 def test_simulated_kernels_equal_those_of_the_cpu(device, name, case):
     assert_same(device, Host(), name, ARGUMENTS[name](case, case.gradients[0]))
 
 
-@pytest.mark.parametrize("name", by_gradient)
+@pytest.mark.parametrize("name", BY_GRADIENT)
 @given(case=some, place=st.integers(0, len(TYPES) - 1))
 @few
 def test_simulated_kernels_of_gradients_equal_those_of_the_cpu(device, name, case, place):

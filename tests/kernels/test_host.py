@@ -9,19 +9,17 @@ from hypothesis import strategies as st
 
 from okrt.kernels import cpu, host, reference
 from okrt.kernels.host import Host
-from tests.kernel_cases import ARGUMENTS, assert_same, cases
+from tests.kernel_cases import ARGUMENTS, assert_all_same, cases
 
 THREE = Host(3)
 shared_out = cases(st.sampled_from([0, 1, 4 * cpu.BLOCK - 1, 4 * cpu.BLOCK, 5 * cpu.BLOCK + 77]))
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
 @given(case=shared_out)
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_threads_equal_the_reference(name, case, monkeypatch):
+def test_threads_equal_the_reference(case, monkeypatch):
     monkeypatch.setattr(host, "_PART_MIN", cpu.BLOCK)
-    for gradient in case.gradients:
-        assert_same(THREE, reference, name, ARGUMENTS[name](case, gradient))
+    assert_all_same(THREE, reference, list(ARGUMENTS), case)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

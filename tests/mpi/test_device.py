@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.usefixtures("simulator"),
     pytest.mark.skipif(SIZE == 3, reason="device arrays are tried at 1, 2 and 4 ranks"),
 ]
-N = 130
+N = 100  # four tiles of the simulator
 BITS = {"float32": np.float32, "float16": np.float16}
 CASES = [
     ("dense", {}, "float32"),
@@ -27,14 +27,37 @@ CASES = [
     ("oktopk", {"density": 0.25}, "float32"),
     ("oktopk", {"density": 0.25, "complete": True, "dense_steps": 1}, "float16"),
 ]
-each_case = pytest.mark.parametrize(("name", "options", "dtype"), CASES, ids=lambda x: str(x))
+WAYS = {True: "CUDA-aware", False: "staged"}
 
 
-@pytest.fixture(params=[True, False], ids=["CUDA-aware", "staged"])
+def ways(number: int) -> list[bool]:
+    """Those that a case is tried in. Alone nothing is sent: one. Of oktopk both; of the others one at 2 ranks, and the
+    other one at 4."""
+    if SIZE > 1 and CASES[number][0] == "oktopk":
+        return [True, False]
+    return [number % 2 == (SIZE < 4)]
+
+
+each_case = pytest.mark.parametrize(
+    ("aware", "name", "options", "dtype"),
+    [
+        pytest.param(way, *case, id=f"{WAYS[way]}-{'-'.join(map(str, case))}")
+        for number, case in enumerate(CASES)
+        for way in ways(number)
+    ],
+    indirect=["aware"],
+)
+
+
+@pytest.fixture(params=WAYS, ids=WAYS.values())
 def aware(request, monkeypatch) -> bool:
     fake_cupy.install(monkeypatch)
     monkeypatch.setattr(mpi, "may_touch_device_memory", lambda: request.param)
     return request.param
+
+
+# What does not depend on the way is tried in one at 2 ranks, and in the other at 4.
+one_way = pytest.mark.parametrize("aware", [SIZE < 4], ids=WAYS.get, indirect=True)
 
 
 def gradient(step: int, dtype: str) -> np.ndarray:
@@ -71,6 +94,7 @@ def test_equal_to_the_host(aware, name, options, dtype):
     assert ("fence" in fake_cupy.log) == (SIZE > 1)
 
 
+@one_way
 def test_what_is_refused(aware):
     r = make("oktopk", {})
     x = gradient(0, "float32")
@@ -87,6 +111,7 @@ def test_what_is_refused(aware):
         r.allreduce(fake_cupy.on_device(x.view(np.int32)))
 
 
+@one_way
 def test_state_and_sparse_results(aware):
     """A state goes from the host to a device and back; results as entries; in place."""
     options = {"dense_steps": 1}

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
     reason="the lab needs root, ip and tc",
 )
-STEPS = 6
+STEPS = 2
 MESSAGE_BYTES = 2000  # headers, acknowledgements and the handshake of a message
 
 # Prints for each reducer and rank what its interface and its ledger count between two barriers.

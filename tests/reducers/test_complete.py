@@ -20,8 +20,14 @@ def check_complete(ranks, dtype="float32"):
     assert (left.max(axis=0) <= (0 if dtype == "float32" else len(ranks) * allowed)).all()
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        *((size, "float32") for size in (1, 2, 3, 4, 7)),
+        *((2, "float16"), (7, "float16")),
+        *((1, "torch.bfloat16"), (3, "torch.bfloat16")),
+    ],
+)
 @pytest.mark.parametrize("name", SPARSE)
 def test_the_whole_mean_is_delivered(name, size, dtype):
     for law, n, density in (("correlated", 3000, 0.02), ("normal", 999, 0.1), ("single", 7, 0.5), ("normal", 50, 1.0)):
@@ -38,7 +44,7 @@ def test_without_it_ranks_keep_their_part():
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize(("k", "size"), [*((k, size) for k in (1, 100) for size in (2, 3, 4, 8)), (2000, 3), (2000, 8)])
+@pytest.mark.parametrize(("k", "size"), [*((k, size) for k in (1, 100) for size in (2, 3, 4, 8)), (2000, 3)])
 def test_bound_of_oktopk_on_every_step(law, size, k):
     n = 20 * k + 3
     for ranks in run("oktopk", law, n=n, size=size, steps=7, density=k / n, complete=True):

@@ -286,8 +286,7 @@ def whole_mean(size, n, dtype):
     run_ranks(size, body)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(("size", "dtype"), [(2, "float16"), (3, "float32")])
 def test_dense_past_the_integers_of_float32(size, dtype):
     whole_mean(size, 2**24 + 3, dtype)
 
@@ -301,7 +300,9 @@ def test_dense_in_pieces(size, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("size", "name"), [(2, "oktopk"), (2, "topkdsa"), (3, "oktopk"), (3, "gtopk"), (3, "topka"), (3, "gaussiank")]
+    # Of two ranks oktopk sends everything to both, of three it splits it into regions.
+    ("size", "name"),
+    [(2, "topka"), (2, "topkdsa"), (2, "gtopk"), (2, "gaussiank"), (3, "oktopk")],
 )
 def test_past_the_integers_of_float32(name, size):
     """Neighbouring indexes past 2**24, which float32 cannot tell apart."""

@@ -85,7 +85,7 @@ RECIPES = {
 }
 # Long enough for thresholds and regions to be found anew on both sides of the break.
 LENGTH = ["steps=120", "eval_every=60", "checkpoint.every=60"]
-LONG = {"dense-long": ["reducer.name=dense", *LENGTH], "oktopk-long": LENGTH}
+LONG = {"oktopk-long": LENGTH}
 ACCUMULATION = [*SGD, "reducer.name=dense", "task.dropout=0.0"]
 
 # Four ranks that run all that needs several: starting them takes longer than their steps.
