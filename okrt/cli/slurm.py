@@ -17,6 +17,7 @@ from okrt.report import sweep_file
 from okrt.sweep.spec import load_spec
 from okrt.train.config import find_job, load_job, read_toml
 
+START = Path(__file__).with_name("start.py")
 UNREACHABLE = ("contact slurm controller", "timed out", "communication")
 
 
@@ -84,7 +85,7 @@ def slurm(
         if results.is_dir():
             raise IsADirectoryError(f"{results} is a folder: --out of a sweep is a file")
         log = results.with_name(results.stem)
-        command = ["sweep", path, "--out", results]
+        command = ["-m", "okrt", "sweep", path, "--out", results]
     else:
         if array or ranks:
             raise UsageError(
@@ -93,7 +94,7 @@ def slurm(
         load_job(path, overrides or ())
         results = Path.cwd() / (out or Path("runs", path.stem))
         log = results / "slurm"
-        command = ["train", path, "--out", results, "--resume", *(f"--set={text}" for text in overrides or ())]
+        command = [START, "train", path, "--out", results, "--resume", *(f"--set={text}" for text in overrides or ())]
     script = Script(
         kind="array" if array else "sweep" if is_sweep else "job",
         site_name=Path(site).stem,
@@ -112,7 +113,7 @@ def slurm(
         requeue=requeue,
         mpi=place.mpi if mpi is None else mpi,
         options=tuple(options or ()),
-        command=(sys.executable, "-m", "okrt", *map(str, command)),
+        command=(sys.executable, *map(str, command)),
         points=points,
     )
     check(script)

@@ -23,6 +23,7 @@ class StopFlag:
             self.names.append(signal.Signals(number).name)
 
         before = {number: signal.signal(number, note) for number in signals}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # which may have been held back until now
         try:
             yield
         finally:

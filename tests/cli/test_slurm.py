@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from okrt.cli.sbatch import seconds_of
+from okrt.cli.slurm import START
 from okrt.errors import UsageError
+from tests.conftest import Start
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -162,6 +164,18 @@ def test_sizes_of_sweeps(command: Command, spec: Path) -> None:
     }
 
 
+# Sends the signal when the first module of okrt is looked for.
+EARLY = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "okrt":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+sys.meta_path.insert(0, Finder())
+"""
 SHOW = 'printf \'%s\\0\' "$@" > "$SHOWN"; exit ${CODE:-0}'
 
 
@@ -182,7 +196,7 @@ def test_words_reach_the_ranks_as_they_were(
     stand_in("srun", SHOW)
     subprocess.run(["bash", "-c", out], check=True, env={**os.environ, "SHOWN": str(tmp_path / "shown")})
     words = (tmp_path / "shown").read_text().split("\0")[:-1]
-    ours = ["-m", "okrt", "train", str(job), "--out", str(folder / "of it"), "--resume", "--set=seed = 7"]
+    ours = [str(START), "train", str(job), "--out", str(folder / "of it"), "--resume", "--set=seed = 7"]
     assert words[-len(ours) :] == ours
 
 
@@ -304,3 +318,15 @@ def test_outputs_that_cannot_be(
     assert foreign.read_text() == "mine"
     # Nobody can make a folder there, not even root.
     assert "/proc/run" in mistake(command, "submit", "gpt_bytes", "--out", "/proc/run", code=74)
+
+
+def test_a_signal_while_okrt_is_loaded(start: Start, tmp_path: Path) -> None:
+    """It comes before the first line of okrt is read, and waits until the job can save."""
+    early = tmp_path / "sitecustomize.py"
+    early.write_text(EARLY)
+    small = ["task.width=16", "task.layers=1", "task.text_mb=0.05", "task.context=16", "task.eval_samples=8", "steps=9"]
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    words = ["train", "gpt_bytes", "--out", tmp_path / "run", *(f"--set={setting}" for setting in small)]
+    done = start("python", START, *words, PYTHONPATH=path)
+    assert done.returncode == 75, done.stderr
+    assert "stopped by SIGUSR2 after step 1" in done.stdout

@@ -10,9 +10,17 @@ from okrt.cli.sbatch import SLURM, Script, load_site, script_text
 GOLDEN = Path(__file__).parent / "golden"
 SITES = sorted(file.stem for file in (SLURM / "sites").glob("*.toml"))
 COMMANDS = {
-    "job": ("train", "/home/ada/it's here/job.toml", "--out", "/scratch/run 100%", "--resume", "--set=task.path=a b"),
-    "sweep": ("sweep", "/home/ada/scaling.toml", "--out", "/scratch/scaling.h5"),
-    "array": ("sweep", "/home/ada/scaling.toml", "--out", "/scratch/scaling.h5"),
+    "job": (
+        "/opt/okrt/cli/start.py",
+        "train",
+        "/home/ada/it's here/job.toml",
+        "--out",
+        "/scratch/run 100%",
+        "--resume",
+        "--set=task.path=a b",
+    ),
+    "sweep": ("-m", "okrt", "sweep", "/home/ada/scaling.toml", "--out", "/scratch/scaling.h5"),
+    "array": ("-m", "okrt", "sweep", "/home/ada/scaling.toml", "--out", "/scratch/scaling.h5"),
 }
 
 
@@ -36,7 +44,7 @@ def script(site_name: str, kind: str) -> Script:
         requeue=True,
         mpi=site.mpi,
         options=("--mem=8G --comment 'for \"all\"'",) if site_name == "generic" else (),
-        command=("/opt/okrt/bin/python", "-m", "okrt", *COMMANDS[kind]),
+        command=("/opt/okrt/bin/python", *COMMANDS[kind]),
         points=(0, 1, 2, 5) if kind == "array" else (),
     )
 

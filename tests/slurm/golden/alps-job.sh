@@ -21,7 +21,7 @@ export OMP_NUM_THREADS=72
 for _ in $(seq "${SLURM_RESTART_COUNT:-0}"); do srun --mpi=none --nodes=1 --ntasks=1 true; done
 
 srun --cpus-per-task=72 --wait=30 --gpus-per-task=1 \
-    /opt/okrt/bin/python -m okrt train '/home/ada/it'"'"'s here/job.toml' --out '/scratch/run 100%' --resume '--set=task.path=a b'
+    /opt/okrt/bin/python /opt/okrt/cli/start.py train '/home/ada/it'"'"'s here/job.toml' --out '/scratch/run 100%' --resume '--set=task.path=a b'
 code=$?
 
 # 75: the ranks have saved and want to go on. 140: the signal met a rank before it could listen, with nothing to save.
