@@ -16,7 +16,7 @@ from okrt.report.page import Report
 from okrt.report.sweep_page import report_on
 from tests.report import examples
 
-NASTY = "<script>alert('1')</script> & \"$x$ \\frac{\" 数"
+NASTY = "<script>alert('1')</script> & \"$\\frac{$ 数"
 
 
 @pytest.fixture(scope="module")
