@@ -51,8 +51,9 @@ SETTINGS = {
 SMALL = [f"--set={key}={value}" for key, value in SETTINGS.items()]
 
 # gpt_bytes that takes its time, and stops in its fifth step if told so. When it goes on from a checkpoint it is quick,
-# and gives itself more time: on a busy machine it would be signalled again before it is done.
+# and has more time: on a busy machine it would be signalled again and again while it starts.
 SLOW = """
+import atexit
 import dataclasses
 import itertools
 import os
@@ -65,8 +66,10 @@ from okrt.jobs.gpt_bytes import Settings, build as quick
 def build(settings, seed):
     task = quick(settings, seed)
     if any(Path(os.environ["SLURM_JOB_NAME"], "checkpoints").glob("step_*")):
-        subprocess.run(["scontrol", "update", f"JobId={os.environ['SLURM_JOB_ID']}", "TimeLimit=50"], check=True)
         return task
+    if os.environ["SLURM_PROCID"] == "0":
+        longer = ["scontrol", "update", f"JobId={os.environ['SLURM_JOB_ID']}", "TimeLimit=50"]
+        atexit.register(subprocess.run, longer)
     calls = itertools.count(1)
 
     def loss(model, numbers):
