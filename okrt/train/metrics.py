@@ -192,7 +192,16 @@ def open_live(path: Path) -> h5py.File:
     # and never ends if nobody does. h5py has no name for the setting.
     hdf5 = ctypes.CDLL(h5py.h5p.__file__)
     hdf5.H5Pset_metadata_read_attempts(ctypes.c_int64(access.id), ctypes.c_uint(READ_ATTEMPTS))
-    return h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY | h5py.h5f.ACC_SWMR_READ, access))
+    # A file that was closed needs no patience, and its damage shows at once.
+    live = h5py.h5f.ACC_SWMR_READ if is_marked_open(path) else 0
+    return h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY | live, access))
+
+
+def is_marked_open(path: Path) -> bool:
+    """A writer is at work, or was killed: flags in the first bytes of the file, from version 3 of these on."""
+    with path.open("rb") as file:
+        start = file.read(12)
+    return len(start) == 12 and start[8] >= 3 and start[11] != 0
 
 
 def read_columns(path: Path, names: Iterable[str]) -> Columns:
