@@ -123,8 +123,6 @@ def script_text(script: Script) -> str:
     """The job script; nothing but the arguments and the templates has a part in it."""
     srun = ["srun", *([f"--mpi={script.mpi}"] if script.mpi else ()), f"--cpus-per-task={script.cpus_per_task}"]
     srun += [f"--wait={LOST_S}"]
-    if script.kind != "job":
-        srun += ["--distribution=block,Pack"]  # a point with few ranks fills one node before the next
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(SLURM / "templates"),
         undefined=jinja2.StrictUndefined,

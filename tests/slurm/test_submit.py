@@ -184,7 +184,7 @@ def test_sweep_array(queue: Queue, jobs: dict[str, str]) -> None:
         return [task for task in tasks.values() if queue.cluster.job(task).get("JobState") == "RUNNING"]
 
     def measuring() -> bool:
-        begun = len(list(queue.folder.glob("okrt-point-*")))
+        begun = len(list(queue.folder.glob(".scaling.h5.point-*")))
         return begun > 0 and len(running()) == begun
 
     queue.wait_for("tasks that measure", measuring, number)
@@ -202,7 +202,7 @@ def test_sweep_array(queue: Queue, jobs: dict[str, str]) -> None:
 
 def test_cancelled_sweep(queue: Queue) -> None:
     number = queue.submit("long.toml", "--tasks-per-node", 2)
-    queue.wait_for("a point", lambda: list(queue.folder.glob("okrt-point-*/")), number)
+    queue.wait_for("a point", lambda: list(queue.folder.glob(".long.h5.point-*")), number)
     queue.cluster.ask("scancel", number)
     assert queue.ended(number, "CANCELLED")["Restarts"] == "0"
     assert sweep_file.read(queue.folder / "long.h5").numbers(sweep_file.PENDING) == [0, 1]

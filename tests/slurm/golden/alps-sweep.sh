@@ -25,7 +25,7 @@ export OMP_NUM_THREADS=72
 for _ in $(seq "${SLURM_RESTART_COUNT:-0}"); do srun --mpi=none --nodes=1 --ntasks=1 true; done
 
 /opt/okrt/bin/python -m okrt sweep /home/ada/scaling.toml --out /scratch/scaling.h5 \
-    --launcher 'srun --cpus-per-task=72 --wait=30 --distribution=block,Pack --gpus-per-task=1' &
+    --launcher 'srun --cpus-per-task=72 --wait=30 --gpus-per-task=1' &
 sweep=$!
 [ -z "$asked" ] || kill -USR2 "$sweep"
 

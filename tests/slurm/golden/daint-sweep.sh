@@ -26,7 +26,7 @@ export OMP_NUM_THREADS=12
 for _ in $(seq "${SLURM_RESTART_COUNT:-0}"); do srun --mpi=none --nodes=1 --ntasks=1 true; done
 
 /opt/okrt/bin/python -m okrt sweep /home/ada/scaling.toml --out /scratch/scaling.h5 \
-    --launcher 'srun --cpus-per-task=12 --wait=30 --distribution=block,Pack' &
+    --launcher 'srun --cpus-per-task=12 --wait=30' &
 sweep=$!
 [ -z "$asked" ] || kill -USR2 "$sweep"
 

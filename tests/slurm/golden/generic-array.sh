@@ -25,7 +25,7 @@ export OMP_NUM_THREADS=1
 for _ in $(seq "${SLURM_RESTART_COUNT:-0}"); do srun --mpi=none --nodes=1 --ntasks=1 true; done
 
 /opt/okrt/bin/python -m okrt sweep /home/ada/scaling.toml --out /scratch/scaling.h5 \
-    --launcher 'srun --mpi=pmi2 --cpus-per-task=1 --wait=30 --distribution=block,Pack' --point "$SLURM_ARRAY_TASK_ID" &
+    --launcher 'srun --mpi=pmi2 --cpus-per-task=1 --wait=30' --point "$SLURM_ARRAY_TASK_ID" &
 sweep=$!
 [ -z "$asked" ] || kill -USR2 "$sweep"
 

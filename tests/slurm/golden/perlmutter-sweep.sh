@@ -28,7 +28,7 @@ export OMP_NUM_THREADS=32
 for _ in $(seq "${SLURM_RESTART_COUNT:-0}"); do srun --mpi=none --nodes=1 --ntasks=1 true; done
 
 /opt/okrt/bin/python -m okrt sweep /home/ada/scaling.toml --out /scratch/scaling.h5 \
-    --launcher 'srun --cpus-per-task=32 --wait=30 --distribution=block,Pack --gpus-per-node=4 --gpu-bind=none' &
+    --launcher 'srun --cpus-per-task=32 --wait=30 --gpus-per-node=4 --gpu-bind=none' &
 sweep=$!
 [ -z "$asked" ] || kill -USR2 "$sweep"
 
