@@ -74,7 +74,16 @@ class LagAdamW(torch.optim.Optimizer):
         super().__init__(params, defaults | {"balance": balance, "noise": noise, "step": 0})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group({"base_lr": param_group.get("lr", self.defaults["lr"])} | param_group)
+        _plain("add_param_group")(self, {"base_lr": param_group.get("lr", self.defaults["lr"])} | param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        _plain("zero_grad")(self, set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return _plain("state_dict")(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        _plain("load_state_dict")(self, state_dict)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -116,6 +125,13 @@ class LagAdamW(torch.optim.Optimizer):
         slot = getattr(p, SLOT_ATTRIBUTE, None)
         if group["balance"] and index.numel() and p.dtype == torch.float32 and slot and slot.bucket.keeps_back:
             balance(slot, state, index, v_change, group["balance"])
+
+
+def _plain(name: str) -> Callable[..., Any]:
+    """torch's own method, but for what tells torch.compile to leave it alone: the first call of that takes two seconds,
+    to load a compiler that nobody has asked for."""
+    method = getattr(torch.optim.Optimizer, name)
+    return getattr(method, "__wrapped__", method)
 
 
 def step_entries(

@@ -89,6 +89,7 @@ from okrt.cli.train import train
 
 for folder in map(Path, sys.argv[2:]):
     assert train(sys.argv[1], None, [], folder, folder.exists()) == 0
+assert "torch._dynamo" not in sys.modules, "a compiler that takes two seconds to load, and that nobody has asked for"
 """
 
 

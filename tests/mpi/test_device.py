@@ -30,12 +30,16 @@ CASES = [
 WAYS = {True: "CUDA-aware", False: "staged"}
 
 
+ROUNDS = ("topkdsa", "gtopk", "oktopk")  # those that do with four ranks what they do not with two
+
+
 def ways(number: int) -> list[bool]:
-    """Those that a case is tried in. Alone nothing is sent: one. Of oktopk both; of the others one at 2 ranks, and the
-    other one at 4."""
-    if SIZE > 1 and CASES[number][0] == "oktopk":
-        return [True, False]
-    return [number % 2 == (SIZE < 4)]
+    """Those that a case is tried in: of some reducers one at 2 ranks and the other at 4, of the others both at 2. Alone
+    nothing is sent: one."""
+    one = number % 2 == (SIZE < 4)
+    if SIZE == 1 or CASES[number][0] in ROUNDS:
+        return [one]
+    return [True, False] if SIZE == 2 else []
 
 
 each_case = pytest.mark.parametrize(

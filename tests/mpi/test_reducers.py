@@ -19,6 +19,7 @@ RANK, SIZE = COMM.rank, COMM.size
 LAST = SIZE - 1
 SPARSE = [name for name in okrt.reducers() if name != "dense"]
 SHAPES = [(0, 0.01), (1, 0.01), (7, 0.5), (1000, 0.001), (999, 0.1), (12_001, 0.01), (3000, 1.0)]
+IN_16_BITS = [(7, 0.5), (999, 0.1), (12_001, 0.01)]  # others are tried so with ranks as threads
 KINDS = ["float32", "float16", "torch bfloat16"]
 HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "torch bfloat16": 2.0**-8}
 HALF_SUBNORMAL = {"float32": 0, "float16": 2.0**-25, "torch bfloat16": 0}
@@ -121,8 +122,10 @@ def test_density_1_is_the_mean(name: str, kind: str) -> None:
         assert np.count_nonzero(total) <= step.last.selected_global <= 2000
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("n", "density"), SHAPES)
+@pytest.mark.parametrize(
+    ("n", "density", "kind"),
+    [(*shape, kind) for shape in SHAPES for kind in (KINDS if shape in IN_16_BITS else KINDS[:1])],
+)
 @pytest.mark.parametrize("name", SPARSE)
 def test_nothing_is_lost_and_all_ranks_agree(name: str, n: int, density: float, kind: str) -> None:
     for step in steps(make(name, density), n, kind):
@@ -299,8 +302,10 @@ def test_dense_against_sparse_is_named() -> None:
         make("dense" if RANK == LAST else "oktopk").allreduce(np.ones(10, np.float32))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("kind", KINDS)
+# That a kernel finds each of them in each type is seen in tests/kernels.
+@pytest.mark.parametrize(
+    ("kind", "value"), [("float32", np.nan), ("float32", -np.inf), ("float16", np.inf), ("torch bfloat16", np.nan)]
+)
 @pytest.mark.parametrize("name", okrt.reducers())
 def test_not_finite_raises_on_all_ranks(name: str, kind: str, value: float) -> None:
     reducer, undisturbed = make(name), make(name)
