@@ -55,7 +55,7 @@ def test_kill_9_at_random_moments(tmp_path: Path) -> None:
     most = kills = 0
     while kills < KILLS:
         with sweep(tmp_path, out) as running:
-            time.sleep(moments.uniform(0, 3) * point_s)
+            time.sleep(moments.uniform(0, 2) * point_s)
             kills += running.poll() is None
             running.kill()
             assert running.wait() in (0, -signal.SIGKILL)
