@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from okrt.cli.bench import write_atomically
 from okrt.cli.launch import start_ranks, started_by_launcher
 from okrt.cli.measure import BYTES, PHASES, SECONDS, WORDS, Allreduce, Subject, alpha_beta_s, measure, ping
 from okrt.reducers import REDUCERS
@@ -45,9 +46,7 @@ def point(
     alpha_s, beta_s = ping(world.transport)
     rows = measure(subject, world.transport, Repeat(**what["repeat"]))
     if world.rank == 0:
-        unfinished = result.with_name(f"{result.name}.new")
-        unfinished.write_text(json.dumps(told(subject, rows, what["phases"], alpha_s, beta_s)))
-        unfinished.replace(result)
+        write_atomically(result, json.dumps(told(subject, rows, what["phases"], alpha_s, beta_s)))
     return 0
 
 

@@ -24,6 +24,7 @@ from okrt.report import sweep_file
 from okrt.report.sweep_file import FAILED, PENDING, Measured, Sweep
 from okrt.sweep.lock import SweepLock
 from okrt.sweep.spec import Spec
+from okrt.train.config import load_job
 from okrt.train.metrics import run_attributes
 from okrt.train.stop import StopFlag
 
@@ -98,14 +99,15 @@ class Runner:
 
     def run(self, number: int, lock: SweepLock) -> Sweep:
         """Measures a point and puts it into the file; Interrupted if a signal came before it was done."""
+        code = code_version()  # that the point starts with, whatever is edited meanwhile
         outcome = self._measure(self.spec.points[number])
         when = datetime.now(timezone.utc).isoformat(timespec="seconds")
         with lock.updating():
             sweep = sweep_file.read(self.path)
             if isinstance(outcome, Measured):
-                sweep.record(number, outcome, code_version(), when)
+                sweep.record(number, outcome, code, when)
             else:
-                sweep.fail(number, outcome, code_version(), when)
+                sweep.fail(number, outcome, code, when)
             sweep_file.write(self.path, sweep)
         return sweep
 
@@ -182,15 +184,16 @@ def complaint(printed: str) -> str:
     """The line that tells most, of what launcher and ranks printed."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     telling = [found[0] for line in lines if (found := ERROR.search(line))]
-    return (telling or lines or [""])[-1 if not telling or "okrt: " not in telling[0] else 0][:500]
+    own = [line for line in telling if line.startswith("okrt: ")]
+    return (own[:1] or telling[-1:] or lines[-1:] or [""])[0][:500]
 
 
 def config_of(spec: Spec) -> dict[str, Any]:
     """All that a change of would make other points, or other measurements, of the same file."""
     config = spec.file.model_dump(mode="json")
     if spec.job is not None:
-        module = spec.job.with_suffix(".py")
-        config["job_sha256"] = digest([spec.job, *([module] if module.exists() else [])])
+        module = load_job(spec.job)[1]
+        config["job_sha256"] = digest([spec.job, Path(str(module.__file__))])
     return config
 
 

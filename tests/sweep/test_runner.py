@@ -7,7 +7,8 @@ import pytest
 
 import okrt
 from okrt.sweep import runner
-from okrt.sweep.runner import code_version, complaint, filling_nodes, flat
+from okrt.sweep.runner import code_version, complaint, config_of, filling_nodes, flat
+from okrt.sweep.spec import load_spec
 
 MPIEXEC = """
 ===================================================================================
@@ -46,6 +47,17 @@ def test_ranks_fill_one_node_after_the_other(monkeypatch: pytest.MonkeyPatch) ->
     nodes = {ranks: filling_nodes("/usr/bin/srun --mpi=pmi2", ranks) for ranks in (1, 4, 5, 8)}
     assert nodes == {ranks: f"/usr/bin/srun --mpi=pmi2 -N {n}" for ranks, n in ((1, 1), (4, 1), (5, 2), (8, 2))}
     assert filling_nodes("mpiexec -bind-to core", 4) == "mpiexec -bind-to core"
+
+
+def test_another_module_of_the_job_is_another_spec(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text('[task]\nmodule = "model"\n')
+    (tmp_path / "spec.toml").write_text('job = "job.toml"\n[grid]\nranks = [2]\n')
+    text = "import pydantic\nclass Settings(pydantic.BaseModel): pass\ndef build(settings, seed): pass\n"
+    seen = set()
+    for module in (text, text, text + "WIDTH = 3\n"):
+        (tmp_path / "model.py").write_text(module)
+        seen.add(config_of(load_spec(tmp_path / "spec.toml"))["job_sha256"])
+    assert len(seen) == 2
 
 
 def test_keys_with_dots() -> None:
