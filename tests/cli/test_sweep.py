@@ -13,6 +13,8 @@ import h5py
 import numpy as np
 import pytest
 
+import okrt
+from okrt.cli.point import TrainSteps
 from okrt.report import sweep_file
 from okrt.sweep.runner import code_version
 from tests.processes import processes
@@ -165,6 +167,18 @@ def test_points_that_fail_are_noted_and_the_others_measured(start: Callable, tmp
         *("mine.py", "mine.toml", "spec.toml", "sweep.h5"),
     }
     assert not list(tmp_path.glob(".sweep*")), "nothing is left behind"
+
+
+@pytest.mark.parametrize(("reducer", "known"), [("oktopk", True), ("topka", False), ("dense", True)])
+def test_bound_of_a_job_with_complete_deliveries(tmp_path: Path, reducer: str, known: bool) -> None:
+    """They come on top of what an algorithm receives at most, but for oktopk, which makes room for them."""
+    (tmp_path / "mine.toml").write_text(JOB)
+    (tmp_path / "mine.py").write_text(MODULE)
+    changes = [f"reducer.name={reducer}", "reducer.complete=true", "reducer.density=0.1"]
+    steps = TrainSteps(okrt.init(), tmp_path / "mine.toml", changes)
+    assert np.isfinite(steps.cost.words) == known
+    steps.step()
+    assert len(steps.account(1.0)) == 4
 
 
 def test_a_point_that_does_not_end(command: Callable, tmp_path: Path, spec: Path) -> None:
