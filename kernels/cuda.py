@@ -318,11 +318,11 @@ class Device:
         if index.size:
             self._launch(entries.keep_lost, index.size, residual, index, value, kept, delivered)
 
-    def mean(self, total, size: int, out) -> None:
+    def mean(self, total, size: float, out) -> None:
         if total.size:
             self._launch(entries.MEAN[_kind_of(out)], total.size, total, np.float32(size), out)
 
-    def rounding_error(self, total, size: int, rounded, out) -> None:
+    def rounding_error(self, total, size: float, rounded, out) -> None:
         if total.size:
             kernel = entries.ROUNDING_ERROR[_kind_of(rounded)]
             self._launch(kernel, total.size, total, np.float32(size), rounded, out)

@@ -17,6 +17,13 @@ T = TypeVar("T")
 _PART_MIN = 1 << 17  # elements; below that a thread costs more than it brings
 
 
+def _packed() -> Any:
+    """Loaded when something is packed: compiled code takes its time to load."""
+    from okrt.kernels import cpu_packed
+
+    return cpu_packed
+
+
 class Host:
     """The functions of `reference` on up to `threads` threads, and the handling of arrays that they need."""
 
@@ -187,6 +194,15 @@ class Host:
         threshold = cpu.kth_magnitude(value, k)
         cpu.keep_reaching(index, value, threshold, k)
         return threshold, cpu.count(value[:k], threshold_bits(threshold_value(threshold) * ratio))
+
+    def pack(self, index: np.ndarray, value: np.ndarray, kind: int, message: np.ndarray, error: np.ndarray) -> int:
+        return int(_packed().pack(index, value, kind, message, error))
+
+    def inspect_packed(self, message: np.ndarray) -> tuple[int, int, int, int]:
+        return _packed().inspect(message)
+
+    def unpack(self, message: np.ndarray, index_out: np.ndarray, value_out: np.ndarray) -> None:
+        _packed().unpack(message, index_out, value_out)
 
     def room(self, index: np.ndarray, value: np.ndarray) -> Pairs:
         """Memory for pairs that `merge` writes."""

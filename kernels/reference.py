@@ -175,7 +175,7 @@ def keep_lost(residual: np.ndarray, index, value, kept: np.ndarray, delivered: n
     residual[index[lost]] += value[lost]
 
 
-def mean(total: np.ndarray, size: int, out: np.ndarray) -> None:
+def mean(total: np.ndarray, size: float, out: np.ndarray) -> None:
     """out = total / size, rounded to the gradient type of `out`, which may be the memory of the total."""
     if out.dtype == np.float32:
         np.divide(total, np.float32(size), out=out)
@@ -183,7 +183,7 @@ def mean(total: np.ndarray, size: int, out: np.ndarray) -> None:
         out[:] = narrow(total / np.float32(size), out.dtype)
 
 
-def rounding_error(total: np.ndarray, size: int, rounded: np.ndarray, out: np.ndarray) -> None:
+def rounding_error(total: np.ndarray, size: float, rounded: np.ndarray, out: np.ndarray) -> None:
     """out = total - size * rounded: what the rounding of `mean` took away from the sums."""
     out[:] = total - widen(rounded) * np.float32(size)
 

@@ -30,10 +30,14 @@ class StallError(RuntimeError):
     """A wait ran into its time limit; the message says what was waited for."""
 
 
+class MessageError(RuntimeError):
+    """A message is not what its sender sent."""
+
+
 def exit_code(error: BaseException) -> int:
     if isinstance(error, UsageError):
         return EX_USAGE
-    if isinstance(error, StallError):
+    if isinstance(error, (StallError, MessageError)):
         return EX_STALL
     if isinstance(error, OSError):
         return EX_IO

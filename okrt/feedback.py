@@ -35,6 +35,7 @@ class Residual:
         self._kernels.scatter_add(self.array, index, value)
 
     def keep_lost(self, index: Any, value: Any, kept: Any, delivered: Any) -> None:
-        """Adds what was not kept on the way to the result though the result holds it."""
+        """Adds what was lost on the way to the result, at indexes that were not kept (None: at all), though the result
+        holds them."""
         assert self.array is not None
-        self._kernels.keep_lost(self.array, index, value, kept, delivered)
+        self._kernels.keep_lost(self.array, index, value, index[:0] if kept is None else kept, delivered)

@@ -55,9 +55,11 @@ class ThreadTransport:
         for distance in range(1, self.size):
             source = (self.rank - distance) % self.size
             if source in incoming:
-                incoming[source][:] = everyone[source].get(self.rank, incoming[source][:0])
-                self.ledger.record(received=incoming[source].nbytes, messages=int(incoming[source].size > 0))
-                yield source, incoming[source]
+                sent = everyone[source].get(self.rank, incoming[source][:0])
+                message = incoming[source][: sent.size]
+                message[:] = sent
+                self.ledger.record(received=message.nbytes, messages=int(message.size > 0))
+                yield source, message
 
     def allgatherv(self, message: np.ndarray, sizes: np.ndarray, out: np.ndarray) -> None:
         everyone = self._swap(message.copy())

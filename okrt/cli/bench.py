@@ -15,11 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from okrt.cli.launch import TERMINAL_WIDTH, check_lab, console, start_ranks, started_by_launcher
-from okrt.cli.measure import BYTES, SECONDS, WORDS, Allreduce, alpha_beta_s, measure, ping
+from okrt.cli.measure import BYTES, SECONDS, WORDS, Allreduce, alpha_beta_s, measure, parsed, ping
 from okrt.errors import UsageError
-from okrt.reducers import REDUCERS
+from okrt.reducers import REDUCERS, checked_options
 from okrt.report.statistics import median_interval
-from okrt.sweep.spec import GLOO, Repeat
+from okrt.sweep.spec import EXACT, GLOO, Repeat
 from okrt.world import World, init
 
 app = typer.Typer(help="Measure.", invoke_without_command=True)
@@ -56,7 +56,12 @@ class Row:
 
 @app.command()
 def allreduce(
-    reducers: Annotated[str, typer.Option(help=f"comma-separated: {', '.join([*REDUCERS, GLOO])}")] = "dense,oktopk",
+    reducers: Annotated[
+        str,
+        typer.Option(
+            help=f"comma-separated: {', '.join([*REDUCERS, GLOO])}; with options as oktopk:codec=packed:values=fp16"
+        ),
+    ] = "dense,oktopk",
     elements: Annotated[int, typer.Option(help="length of the gradient")] = 4_000_000,
     density: Annotated[float, typer.Option(help="share of entries that sparse reducers send")] = 0.01,
     ranks: Annotated[int | None, typer.Option(help="ranks to start, when no launcher did")] = None,
@@ -102,9 +107,14 @@ def allreduce(
 
 def check_options(names: list[str], elements: int, density: float, lab: str | None, json_file: Path | None) -> None:
     """What typer does not see."""
-    for name in names:
+    for text in names:
+        name, chosen = parsed(text)
         if name not in (*REDUCERS, GLOO):
             raise UsageError(f"--reducers: unknown {name!r}: choose from {', '.join([*REDUCERS, GLOO])}")
+        if chosen and name in EXACT:
+            raise UsageError(f"--reducers: {text}: {name} has no options here")
+        if chosen:
+            checked_options(REDUCERS[name], {"density": density} | chosen)
     if not 0 < density <= 1:
         raise UsageError(f"--density is {density}: it must be above 0 and at most 1")
     if elements < 1:

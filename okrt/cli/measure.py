@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from okrt.cli.gloo import Gloo
+from okrt.errors import UsageError
 from okrt.perf.synthetic import SyntheticGradient
 from okrt.reducers import REDUCERS, Cost, reducer
 from okrt.report.statistics import is_within
@@ -39,10 +40,24 @@ class Subject(Protocol):
         """Words and bytes received in the last step, which took that long, and its seconds by phase."""
 
 
-class Allreduce:
-    """A reducer, or gloo, on new synthetic gradients at each step, in place."""
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of a reducer, as oktopk:codec=packed:values=fp16."""
+    name, *settings = text.split(":")
+    options: dict[str, Any] = {}
+    for setting in settings:
+        key, is_set, value = setting.partition("=")
+        if not is_set:
+            raise UsageError(f"{text}: {setting!r} is not an option, write NAME:OPTION=VALUE")
+        words = {"true": True, "false": False}
+        options[key] = words[value] if value in words else int(value) if value.isdecimal() else value
+    return name, options
 
-    def __init__(self, world: World, name: str, elements: int, density: float, seed: int) -> None:
+
+class Allreduce:
+    """A reducer, with options or without, or gloo, on new synthetic gradients at each step, in place."""
+
+    def __init__(self, world: World, text: str, elements: int, density: float, seed: int) -> None:
+        name, options = parsed(text)
         self._gradient = SyntheticGradient(elements, world.rank, seed)
         self.k = max(1, int(np.ceil(density * elements)))
         self.cost = REDUCERS["dense" if name == GLOO else name].cost(elements, self.k, world.size)
@@ -50,7 +65,7 @@ class Allreduce:
         if name == GLOO:
             self._peer = Gloo(world)
         else:
-            self._peer = reducer(name, **({} if name == "dense" else {"density": density}))
+            self._peer = reducer(name, **({} if name == "dense" else {"density": density}), **options)
 
     def prepare(self, step: int) -> None:
         self._x = self._gradient(step)

@@ -1,21 +1,32 @@
 """Entries as coordinates: all int32 indexes, then all float32 values, two words an entry."""
 
+from typing import Any
+
 import numpy as np
 
+from okrt.codec.base import UNLIMITED, Codec, Space
+from okrt.errors import MessageError
 
-class Coo:
-    """Messages are int32 arrays; encoding copies, decoding only looks."""
 
-    entry_words = 2
+class Coo(Codec):
+    """Encoding copies, decoding only looks."""
 
-    def encode(self, index: np.ndarray, value: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """The message, in the front of `out`."""
+    def room(self, entries: int, has_values: bool = True, span: int = UNLIMITED) -> int:
+        return (2 if has_values else 1) * entries
+
+    def encode(self, index: Any, value: Any, out: Any, error: Any = None) -> Any:
         m = index.size
         out[:m] = index
+        if value is None:
+            return out[:m]
         out[m : 2 * m] = value.view(np.int32)
         return out[: 2 * m]
 
-    def decode(self, message: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Indexes and values, as views into the message."""
-        m = message.size // 2
-        return message[:m], message[m:].view(np.float32)
+    def entries(self, message: Any, sender: int, has_values: bool = True) -> int:
+        entries, rest = divmod(message.size, 2 if has_values else 1)
+        if rest:
+            raise MessageError(f"a message of {message.size} words from rank {sender} is not a list of coordinates")
+        return int(entries)
+
+    def decode(self, message: Any, entries: int, has_values: bool, space: Space) -> tuple[Any, Any]:
+        return message[:entries], message[entries:].view(np.float32) if has_values else None

@@ -1,11 +1,13 @@
 """Sums of sorted lists of entries, in buffers that grow to what is needed and stay."""
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from okrt.codec import Coo
+from okrt.codec import Codec
+from okrt.errors import MessageError
 from okrt.kernels.pairs import Pairs
 from okrt.select import Selection
 from okrt.transport import Transport
@@ -74,24 +76,93 @@ class SortedSum:
         return self._kernels.merge(earlier, later, space(earlier.index.size + later.index.size))
 
 
+@dataclass(frozen=True)
+class Lost:
+    """What was taken from sums on this rank, by leaving them out or by rounding them: at those of the indexes that are
+    delivered all the same (and that this rank has not kept), it is this rank's to keep."""
+
+    index: Any
+    value: Any
+    kept: Any = None
+
+
+class Inbox:
+    """Reads the messages of a step; what is read of each stays until the next `begin`."""
+
+    def __init__(self, codec: Codec, kernels: Any) -> None:
+        self._codec, self._kernels = codec, kernels
+        self._places: list[tuple[Words, Words]] = []
+
+    def begin(self) -> None:
+        self._used = 0
+
+    def read(self, message: Any, sender: int, expected: int | None = None, has_values: bool = True) -> tuple[Any, Any]:
+        """Its indexes and values (None if it has none); `expected`: how many entries the sender has announced."""
+        entries = self._codec.entries(message, sender, has_values)
+        if expected not in (None, entries):
+            raise MessageError(f"a message from rank {sender} has {entries} entries instead of {expected}")
+        return self._codec.decode(message, entries, has_values, self._next_place)
+
+    def _next_place(self, length: int) -> tuple[Any, Any]:
+        if self._used == len(self._places):
+            self._places.append((Words(self._kernels), Words(self._kernels)))
+        index, value = self._places[self._used]
+        self._used += 1
+        return index(length), value(length).view(np.float32)
+
+
+class Gather:
+    """The entries of every rank to every rank: one message to each, read while the next ones are in flight."""
+
+    def __init__(self, transport: Transport, codec: Codec, kernels: Any) -> None:
+        self._transport, self._codec = transport, codec
+        self._outgoing, self._incoming, self._error = (Words(kernels) for _ in range(3))
+        self._inbox = Inbox(codec, kernels)
+
+    def __call__(self, index: Any, value: Any, entries: np.ndarray) -> tuple[list[tuple[Any, Any]], tuple[Lost, ...]]:
+        """Indexes and values of each rank, good until the next call, and what rounding took from this rank's.
+
+        entries[i] is how many rank i has; value is None where only indexes are wanted.
+        """
+        transport, codec, has_values = self._transport, self._codec, value is not None
+        lists: list[tuple[Any, Any]] = [(index, value)] * transport.size
+        lost: tuple[Lost, ...] = ()
+        outgoing, incoming, at = {}, {}, 0
+        if index.size:
+            error = self._error(index.size if codec.is_lossy and has_values else 0).view(np.float32)
+            message = codec.encode(index, value, self._outgoing(codec.room(index.size, has_values)), error)
+            lost = (Lost(index, error),) if error.size else ()
+            outgoing = {peer: message for peer in range(transport.size) if peer != transport.rank}
+        rooms = [codec.room(int(number), has_values) if number else 0 for number in entries]
+        mail = self._incoming(sum(rooms))
+        for peer, room in enumerate(rooms):
+            if peer != transport.rank:
+                incoming[peer] = mail[at : at + room]
+                at += room
+        self._inbox.begin()
+        for peer, message in transport.exchange(outgoing, incoming):
+            if entries[peer]:
+                lists[peer] = self._inbox.read(message, peer, int(entries[peer]), has_values)
+            else:
+                lists[peer] = index[:0], None if value is None else value[:0]
+        return lists, lost
+
+
 class GatheredSum:
     """Every rank gets all entries of all ranks and sums them in the order of ranks: 2(P-1) words an entry."""
 
-    def __init__(self, transport: Transport, codec: Coo, kernels: Any) -> None:
-        self._transport, self._codec = transport, codec
-        self._outgoing, self._incoming = Words(kernels), Words(kernels)
+    def __init__(self, transport: Transport, codec: Codec, kernels: Any) -> None:
+        self._transport = transport
+        self._gather = Gather(transport, codec, kernels)
         self._sum = SortedSum(kernels)
 
-    def __call__(self, selection: Selection) -> tuple[Any, Any]:
-        """Indexes and sums, good until the next call."""
-        transport, codec = self._transport, self._codec
+    def __call__(self, selection: Selection) -> tuple[Any, Any, tuple[Lost, ...]]:
+        """Indexes and sums, good until the next call, and what rounding took from this rank's."""
+        transport = self._transport
         with transport.ledger.phase("gather"):
-            message = codec.encode(selection.index, selection.value, self._outgoing(2 * selection.index.size))
             entries = transport.allgather(np.array([selection.index.size], np.int32))[:, 0]
-            sizes = 2 * entries.astype(np.int64)
-            gathered = self._incoming(int(sizes.sum()))
-            transport.allgatherv(message, sizes, gathered)
+            lists, lost = self._gather(selection.index, selection.value, entries)
         with transport.ledger.phase("reduce"):
-            for end, size in zip(np.cumsum(sizes), sizes, strict=True):
-                self._sum.add(*codec.decode(gathered[end - size : end]))
-            return self._sum.total()
+            for index, value in lists:
+                self._sum.add(index, value)
+            return *self._sum.total(), lost

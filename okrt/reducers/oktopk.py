@@ -14,7 +14,7 @@ import numpy as np
 
 from okrt.reducers.base import Cost
 from okrt.reducers.global_threshold import GlobalThreshold
-from okrt.reducers.merging import GatheredSum, Words
+from okrt.reducers.merging import Gather, GatheredSum, Lost, Words
 from okrt.reducers.partition import Partition, fitting_blocks, moves, needs_balance
 from okrt.reducers.regions import RegionSum
 from okrt.reducers.sparse import Delivered, SparseReducer
@@ -24,6 +24,7 @@ from okrt.transport.ledger import log2_ceil
 REPARTITION_EVERY = 64  # steps; sooner at first, when error feedback still moves the selection
 REPARTITION_IMBALANCE = 1.5  # earlier, when a region has grown this much above what the last one achieved
 SEARCH_SHARE = 0.125  # of k: the words that finding a partition, or a threshold, may cost
+MESSAGES_PER_PEER = 3  # split, balance and gather
 BALANCE_ABOVE = 4  # times the mean: then entries are moved before they are gathered
 # Bins and rounds to find a partition; the first that can be afforded is used.
 CLAIM_ROUNDS = 3
@@ -43,9 +44,9 @@ class OkTopk(SparseReducer):
         kernels = self._kernels
         self._gathered_sum = GatheredSum(self.transport, self._codec, kernels)
         self._region_sum = RegionSum(self.transport, self._codec, kernels)
-        self._outgoing, self._incoming = Words(kernels), Words(kernels)
+        self._gather = Gather(self.transport, self._codec, kernels)
+        self._moved = RegionSum(self.transport, self._codec, kernels)
         self._result = Words(kernels), Words(kernels)
-        self._balanced = Words(kernels), Words(kernels)
 
     def _make_state(self) -> None:
         self._partition = Partition()
@@ -56,23 +57,24 @@ class OkTopk(SparseReducer):
     def _exchange(self, selection: Selection, n: int) -> Delivered:
         size, k = self.transport.size, self._stats.k
         self._limit_words = 6 * k * (size - 1) // size + 8 * size + 64
+        self._limit_words -= MESSAGES_PER_PEER * self._codec.overhead_words * (size - 1)
         if self.complete:
             self._limit_words -= 2 * (k * (size - 1) // size + size)  # for the values
         if 2 * k * (size - 1) <= 4 * k * (size - 1) // size + 4 * size + 32:
             # Two ranks, or a tiny k: sending everything to all is as cheap, takes one round, and is exact.
-            index, total = self._gathered_sum(selection)
+            index, total, lost = self._gathered_sum(selection)
             kept = self._kernels.keep_top(index, total, k)
-            return Delivered(index[:kept], total[:kept], selection.index)
-        selection, index, total = self._split_and_reduce(selection, n)
+            return Delivered(index[:kept], total[:kept], selection.index, lost)
+        selection, index, total, lost = self._split_and_reduce(selection, n)
         with self.transport.ledger.phase("threshold"):
             blocks = self._cut_to_global_top(index, total)
         with self.transport.ledger.phase("gather"):
             own = slice(int(blocks[self.transport.rank]))
-            index, total = self._balance_and_allgatherv(index[own], total[own], blocks)
-        return Delivered(index, total, selection.index, is_share=self.complete)
+            index, total, rounded = self._balance_and_allgatherv(index[own], total[own], blocks)
+        return Delivered(index, total, selection.index, (*lost, *rounded), is_share=self.complete)
 
-    def _split_and_reduce(self, selection: Selection, n: int) -> tuple[Selection, Any, Any]:
-        """What was sent of the selection, and the sums of this rank's region."""
+    def _split_and_reduce(self, selection: Selection, n: int) -> tuple[Selection, Any, Any, tuple[Lost, ...]]:
+        """What was sent of the selection, the sums of this rank's region, and what rounding took from what was sent."""
         transport = self.transport
         with transport.ledger.phase("partition"):
             cuts, coming, received = self._agree_on_regions(selection.index, n)
@@ -85,9 +87,9 @@ class OkTopk(SparseReducer):
         control_words = transport.ledger.words_received
         with transport.ledger.phase("split"):
             parts = [slice(cuts[region], cuts[region + 1]) for region in np.argsort(self._partition.owners)]
-            index, total = self._region_sum(selection, parts, coming)
+            index, total, lost = self._region_sum(selection, parts, coming)
         self._split_words = transport.ledger.words_received - control_words
-        return selection, index, total
+        return selection, index, total, lost
 
     def _agree_on_regions(self, index: Any, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where this rank's entries are cut, how many come from each rank, and how many each rank will receive."""
@@ -211,55 +213,38 @@ class OkTopk(SparseReducer):
         control = self.transport.ledger.words_received - self._split_words
         return self._limit_words - control - 2 * self._received
 
-    def _balance_and_allgatherv(self, index: Any, total: Any, blocks: np.ndarray) -> tuple[Any, Any]:
+    def _balance_and_allgatherv(self, index: Any, total: Any, blocks: np.ndarray) -> tuple[Any, Any, tuple[Lost, ...]]:
         """The entries of all ranks, in index order; with `complete` the totals are this rank's only."""
-        count = int(blocks.sum())
+        moved: tuple[Lost, ...] = ()
         if needs_balance(blocks, self._balance_above):
-            index, total, blocks = self._balance(index, total, blocks)
-        words = self._gather_words
-        message = index if self.complete else self._codec.encode(index, total, self._outgoing(2 * index.size))
-        gathered = self._incoming(words * count)
-        self.transport.allgatherv(message, words * blocks, gathered)
+            index, total, blocks, moved = self._balance(index, total, blocks)
+        lists, rounded = self._gather(index, None if self.complete else total, blocks)
+        count, at = int(blocks.sum()), 0
         all_index, all_total = self._result[0](count), self._result[1](count).view(np.float32)
-        at, ends = 0, words * np.cumsum(blocks)
         for owner in self._partition.owners:
             part = slice(at, at + int(blocks[owner]))
-            message = gathered[ends[owner] - words * blocks[owner] : ends[owner]]
+            all_index[part] = lists[owner][0]
             if self.complete:
-                all_index[part], all_total[part] = message, total if owner == self.transport.rank else 0.0
+                all_total[part] = total if owner == self.transport.rank else 0.0
             else:
-                all_index[part], all_total[part] = self._codec.decode(message)
+                all_total[part] = lists[owner][1]
             at = part.stop
-        return all_index, all_total
+        return all_index, all_total, (*moved, *rounded)
 
-    def _balance(self, index: Any, total: Any, blocks: np.ndarray) -> tuple[Any, Any, np.ndarray]:
+    def _balance(self, index: Any, total: Any, blocks: np.ndarray) -> tuple[Any, Any, np.ndarray, tuple[Lost, ...]]:
         """The same entries in the same order over all ranks, evenly spread."""
         rank, owners = self.transport.rank, self._partition.owners
         own_region = int(np.flatnonzero(owners == rank)[0])
         to, come, even_regions = moves(blocks[owners], own_region)
-        even = np.empty_like(blocks)
+        even, coming, parts = np.empty_like(blocks), np.zeros_like(blocks), [slice(0, 0)] * blocks.size
         even[owners] = even_regions
-        space, mail = self._outgoing(2 * index.size), self._incoming(2 * int(even[rank]))
-        outgoing, incoming, at = {}, {}, 0
         for region, part in to.items():
-            outgoing[int(owners[region])] = self._codec.encode(index[part], total[part], space[2 * part.start :])
+            parts[owners[region]] = part
         for region, entries in come.items():
-            incoming[int(owners[region])] = mail[at : at + 2 * entries]
-            at += 2 * entries
-        for _ in self.transport.exchange(
-            {peer: message for peer, message in outgoing.items() if peer != rank},
-            {peer: message for peer, message in incoming.items() if peer != rank},
-        ):
-            pass
-        if rank in outgoing:
-            incoming[rank][:] = outgoing[rank]
-        new_index, new_total = self._balanced[0](int(even[rank])), self._balanced[1](int(even[rank])).view(np.float32)
-        at = 0
-        for message in incoming.values():
-            part = slice(at, at + message.size // 2)
-            new_index[part], new_total[part] = self._codec.decode(message)
-            at = part.stop
-        return new_index, new_total, even
+            coming[owners[region]] = entries
+        # No index comes twice: the sum of what comes is what comes.
+        index, total, lost = self._moved(Selection(index, total, 0.0), parts, coming)
+        return index, total, even, lost
 
     def state_dict(self) -> dict[str, Any]:
         return (

@@ -1,6 +1,6 @@
 """Sums of whole arrays over the ranks: every rank sums one part of them, then the parts go to all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,13 @@ class RankSum:
         is wanted, by what finish(float32 sums, part of the array that they are of) makes of them."""
         for start in range(0, array.size, PIECE):
             self._sum_piece(array[start : start + PIECE], finish)
+
+    def own_parts(self, length: int) -> Iterator[slice]:
+        """Which elements of an array of that length this rank sums, in the order in which it does."""
+        rank, size = self._transport.rank, self._transport.size
+        for start in range(0, length, PIECE):
+            piece = min(PIECE, length - start)
+            yield slice(start + piece * rank // size, start + piece * (rank + 1) // size)
 
     def _sum_piece(self, piece: Any, finish: Callable[[Any, Any], None] | None) -> None:
         rank, size = self._transport.rank, self._transport.size

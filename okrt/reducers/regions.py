@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from okrt.codec import Coo
-from okrt.reducers.merging import SortedSum, Words
+from okrt.codec import Codec
+from okrt.reducers.merging import Inbox, Lost, SortedSum, Words
 from okrt.select import Selection
 from okrt.transport import Transport
 
@@ -14,27 +14,37 @@ from okrt.transport import Transport
 class RegionSum:
     """One message a peer; a message is summed while the next ones are in flight, in an order that never changes."""
 
-    def __init__(self, transport: Transport, codec: Coo, kernels: Any) -> None:
-        self._transport, self._codec = transport, codec
-        self._outgoing, self._incoming = Words(kernels), Words(kernels)
+    def __init__(self, transport: Transport, codec: Codec, kernels: Any) -> None:
+        self._transport, self._codec, self._kernels = transport, codec, kernels
+        self._outgoing, self._incoming, self._error = (Words(kernels) for _ in range(3))
+        self._inbox = Inbox(codec, kernels)
         self._sum = SortedSum(kernels)
 
-    def __call__(self, selection: Selection, parts: Sequence[slice], coming: np.ndarray) -> tuple[Any, Any]:
-        """Indexes and sums of this rank's region, good until the next call.
+    def __call__(
+        self, selection: Selection, parts: Sequence[slice], coming: np.ndarray
+    ) -> tuple[Any, Any, tuple[Lost, ...]]:
+        """Indexes and sums of this rank's region, good until the next call, and what rounding took from the selection.
 
         parts[i] of the selection go to rank i; coming[i] entries will come from it.
         """
         rank, codec = self._transport.rank, self._codec
-        space = self._outgoing(2 * selection.index.size)
-        outgoing, incoming, at = {}, {}, 0
-        mail = self._incoming(2 * int(coming.sum(dtype=np.int64)))
+        index, value = selection.index, selection.value
+        error = self._error(index.size if codec.is_lossy else 0).view(np.float32)
+        self._kernels.clear(error[parts[rank]])
+        going = [codec.room(part.stop - part.start) if part.stop > part.start else 0 for part in parts]
+        rooms = [codec.room(int(number)) if number else 0 for number in coming]
+        going[rank] = rooms[rank] = 0
+        space, mail = self._outgoing(sum(going)), self._incoming(sum(rooms))
+        outgoing, incoming, sent, came = {}, {}, 0, 0
         for peer, part in enumerate(parts):
-            if peer == rank:
-                continue
-            outgoing[peer] = codec.encode(selection.index[part], selection.value[part], space[2 * part.start :])
-            incoming[peer] = mail[at : at + 2 * int(coming[peer])]
-            at += 2 * int(coming[peer])
-        self._sum.add(selection.index[parts[rank]], selection.value[parts[rank]])
-        for _, message in self._transport.exchange(outgoing, incoming):
-            self._sum.add(*codec.decode(message))
-        return self._sum.total()
+            if going[peer]:
+                outgoing[peer] = codec.encode(index[part], value[part], space[sent:], error[part])
+                sent += going[peer]
+            if rooms[peer]:
+                incoming[peer] = mail[came : came + rooms[peer]]
+                came += rooms[peer]
+        self._inbox.begin()
+        self._sum.add(index[parts[rank]], value[parts[rank]])
+        for peer, message in self._transport.exchange(outgoing, incoming):
+            self._sum.add(*self._inbox.read(message, peer, int(coming[peer])))
+        return *self._sum.total(), (Lost(index, error),) if codec.is_lossy else ()

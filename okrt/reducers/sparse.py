@@ -8,34 +8,27 @@ from typing import Any
 import numpy as np
 
 from okrt.buffers import View
-from okrt.codec import CODECS
+from okrt.codec import CODECS, VALUES
+from okrt.codec import codec as make_codec
 from okrt.errors import UsageError
 from okrt.feedback import Residual
+from okrt.kernels.packed import fp16_exponent
 from okrt.reducers.base import Reducer, check_choice
-from okrt.reducers.merging import Words
+from okrt.reducers.merging import Lost, Words
 from okrt.reducers.rank_sum import RankSum
 from okrt.select import SELECTORS, Selection
 from okrt.transport import Transport
 
 
 @dataclass(frozen=True)
-class Merged:
-    """Sums that an exchange met on this rank, and the indexes of those that it kept."""
-
-    index: Any
-    total: Any
-    kept: Any
-
-
-@dataclass(frozen=True)
 class Delivered:
-    """The outcome of an exchange: sums over ranks in index order, which entries of this rank were sent, and where sums
-    were dropped on this rank: those whose indexes are delivered all the same are this rank's to keep."""
+    """The outcome of an exchange: sums over ranks in index order, which entries of this rank were sent, and what of the
+    sums was lost on this rank."""
 
     index: Any
     total: Any
     sent_index: Any
-    merged: tuple[Merged, ...] = ()
+    lost: tuple[Lost, ...] = ()
     is_share: bool = False
     """the total is only this rank's share of it: those of all ranks are still to be summed"""
 
@@ -55,6 +48,7 @@ class SparseReducer(Reducer):
         density: float = 0.01,
         selector: str | None = None,
         codec: str = "coo",
+        values: str = "fp32",
         dense_steps: int = 0,
         complete: bool = False,
         nan: str = "raise",
@@ -71,7 +65,9 @@ class SparseReducer(Reducer):
         self.dense_steps = dense_steps
         self.selector = check_choice("selector", self.default_selector if selector is None else selector, SELECTORS)
         self.codec = check_choice("codec", codec, CODECS)
-        self._codec = CODECS[self.codec]()
+        self.values = check_choice("kind of values", values, VALUES)
+        if values != "fp32" and codec != "packed":
+            raise UsageError(f'values="{values}" needs codec="packed": {codec} sends float32')
         super().__init__(nan=nan, transport=transport)
         self._selector = SELECTORS[self.selector](self._kernels)
         self._residual = Residual(self._kernels)
@@ -81,8 +77,10 @@ class SparseReducer(Reducer):
         """What an exchange leaves for the next one."""
 
     def _make_buffers(self) -> None:
+        self._codec = make_codec(self.codec, self.values, self._kernels)
         self._dense_sum = RankSum(self.transport, self._kernels)
-        self._mean_space, self._error_space, self._share_space = (Words(self._kernels) for _ in range(3))
+        self._mean_space, self._error_space = Words(self._kernels), Words(self._kernels)
+        self._share_space, self._short_space = Words(self._kernels), Words(self._kernels)
 
     def _move_to(self, kernels: Any, place: str) -> None:
         super()._move_to(kernels, place)
@@ -94,7 +92,7 @@ class SparseReducer(Reducer):
         return self._residual.array
 
     def _plan(self) -> dict[str, Any]:
-        own = {"density": self.density, "selector": self.selector, "codec": self.codec}
+        own = {"density": self.density, "selector": self.selector, "codec": self.codec, "values": self.values}
         return super()._plan() | own | {"dense_steps": self.dense_steps, "complete": self.complete}
 
     def _k(self, n: int) -> int:
@@ -171,8 +169,8 @@ class SparseReducer(Reducer):
         self._stats.selected_global = delivered.index.size
         with self.transport.ledger.phase("residual"):
             self._residual.clear_delivered(delivered.sent_index, delivered.index)
-            for merged in delivered.merged:
-                self._residual.keep_lost(merged.index, merged.total, merged.kept, delivered.index)
+            for lost in delivered.lost:
+                self._residual.keep_lost(lost.index, lost.value, lost.kept, delivered.index)
             total = self._completed(delivered, residual) if self.complete else delivered.total
             mean = self._rounded_mean(delivered.index, total, source)
         return delivered.index, mean
@@ -202,8 +200,36 @@ class SparseReducer(Reducer):
         self._kernels.take(residual, delivered.index, share)
         if delivered.is_share or self.transport.rank == 0:
             self._kernels.accumulate(share, delivered.total)
-        self._dense_sum(share)
+        if self._codec.is_lossy and share.size:
+            self._sum_in_16_bits(share, delivered.index)
+        else:
+            self._dense_sum(share)
         return share
+
+    def _sum_in_16_bits(self, share: Any, index: Any) -> None:
+        """Overwrites the shares by their sums over the ranks; what rounding takes away, from them and from the sums, is
+        kept. Those of fp16 are divided by a power of two that brings the sums near the top of its range."""
+        kernels, scale, kind = self._kernels, 1.0, np.int16
+        if self.values == "fp16":
+            largest = np.array([kernels.kth_magnitude(share, 1)], np.int32)
+            self.transport.allreduce(largest, "max")
+            scale, kind = 2.0 ** fp16_exponent(int(largest[0]), self.transport.size), np.uint16
+        short = self._short_space(share.size).view(kind)[: share.size]
+        kernels.mean(share, scale, short)
+        kernels.rounding_error(share, scale, short, share)
+        self._residual.keep(index, share)
+        own_parts = self._dense_sum.own_parts(share.size)
+
+        def finish(total: Any, part: Any) -> None:
+            kernels.mean(total, 1, part)
+            kernels.rounding_error(total, 1, part, total)
+            kernels.mean(total, 1 / scale, total)
+            self._residual.keep(index[next(own_parts)], total)
+
+        self._dense_sum(short, finish)
+        kernels.clear(share)
+        kernels.accumulate(share, short)
+        kernels.mean(share, 1 / scale, share)
 
     def _cap(self, k: int) -> int:
         """The most entries a selection may have."""

@@ -19,4 +19,5 @@ class TopkA(SparseReducer):
         self._gathered_sum = GatheredSum(self.transport, self._codec, self._kernels)
 
     def _exchange(self, selection: Selection, n: int) -> Delivered:
-        return Delivered(*self._gathered_sum(selection), selection.index)
+        index, total, lost = self._gathered_sum(selection)
+        return Delivered(index, total, selection.index, lost)

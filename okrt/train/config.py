@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from okrt.codec import CODECS
+from okrt.codec import CODECS, VALUES
 from okrt.errors import UsageError
 from okrt.reducers import REDUCERS
 from okrt.select import SELECTORS
@@ -26,7 +26,7 @@ UNUSED_BY_OPTIMIZER: dict[str, tuple[str, ...]] = {
     "adamw": ("momentum", "lag_cap", "balance", "noise"),
     "lag_adamw": ("momentum",),
 }
-UNUSED_BY_DENSE = ("density", "density_schedule", "dense_steps", "complete", "selector", "codec")
+UNUSED_BY_DENSE = ("density", "density_schedule", "dense_steps", "complete", "selector", "codec", "values")
 JOBS = Path(__file__).parent.parent / "jobs"
 HEADING = re.compile(r"\[\[?([^\[\],]+)\]\]?\s*(#.*)?")
 
@@ -69,7 +69,9 @@ class ReducerTable(Table):
     complete: bool = False
     """what is delivered of a coordinate is all that any rank holds of it"""
     selector: Literal[tuple(SELECTORS)] | None = None  # type: ignore[valid-type]
-    codec: Literal[tuple(CODECS)] = "coo"  # type: ignore[valid-type]
+    codec: Literal[CODECS] = "coo"  # type: ignore[valid-type]
+    values: Literal[VALUES] = "fp32"  # type: ignore[valid-type]
+    """as which values travel; 16 bits need codec = 'packed'"""
     nan: Literal["raise", "skip"] = "raise"
     bucket_mb: float | None = Field(None, gt=0)
     clip_norm: float | None = Field(None, gt=0)
@@ -85,6 +87,13 @@ class ReducerTable(Table):
         if any(later[0] <= sooner[0] for sooner, later in itertools.pairwise(pairs)):
             raise ValueError("the steps must rise")
         return pairs
+
+    @field_validator("values")
+    @classmethod
+    def are_packed(cls, values: str, info: ValidationInfo) -> str:
+        if values != "fp32" and info.data.get("codec") != "packed":
+            raise ValueError("needs reducer.codec = 'packed'")
+        return values
 
     @field_validator("momentum_masking")
     @classmethod

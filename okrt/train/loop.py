@@ -58,7 +58,8 @@ class Trainer:
         reducer = job.reducer
         options: dict[str, Any] = {"nan": reducer.nan, "clip_norm": reducer.clip_norm}
         if reducer.name != "dense":
-            options |= {name: getattr(reducer, name) for name in ("selector", "codec", "dense_steps", "complete")}
+            names = ("selector", "codec", "values", "dense_steps", "complete")
+            options |= {name: getattr(reducer, name) for name in names}
             options["density"] = job.density(0)
         self.engine: DataParallel | DistributedOptimizer
         self.model: torch.nn.Module

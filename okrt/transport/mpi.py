@@ -108,19 +108,20 @@ class MpiTransport:
                 sends.append(self._comm.Isend(going[dest], dest, _TAG_EXCHANGE))
                 self.ledger.record(sent=going[dest].nbytes)
 
+        status = MPI.Status()
         for distance in range(1, min(_IN_FLIGHT + 1, self.size)):
             post(distance)
         for distance in range(1, self.size):
             source = (self.rank - distance) % self.size
+            length = 0
             if source in receives:
-                message = incoming[source]
-                self._wait([receives[source]], f"a message of {message.nbytes} bytes from rank {source}")
-                self._wire.arrived(message, coming[source])
-                self.ledger.record(received=message.nbytes, messages=1)
+                room = incoming[source]
+                self._wait([receives[source]], f"a message of up to {room.nbytes} bytes from rank {source}", status)
+                length = self._take(room, coming[source], status)
             if distance + _IN_FLIGHT < self.size:
                 post(distance + _IN_FLIGHT)
             if source in incoming:
-                yield source, incoming[source]
+                yield source, incoming[source][:length]
         self._wait(sends, f"{len(sends)} messages to be taken by their receivers")
 
     def allgatherv(self, message: Any, sizes: np.ndarray, out: Any) -> None:
@@ -140,9 +141,13 @@ class MpiTransport:
         _, (coming,) = self._wire.lend([], [out])
         status = MPI.Status()
         self._wait([self._comm.Irecv(coming, peer, _TAG_TREE)], f"a message from rank {peer}", status)
+        return self._take(out, coming, status)
+
+    def _take(self, room: Any, lent: Any, status: MPI.Status) -> int:
+        """How many elements have come; they are in the room now."""
         received_bytes = status.Get_count(MPI.BYTE)
-        length = received_bytes // out.itemsize
-        self._wire.arrived(out[:length], coming[:length])
+        length: int = received_bytes // room.itemsize
+        self._wire.arrived(room[:length], lent[:length])
         self.ledger.record(received=received_bytes, messages=1)
         return length
 

@@ -33,8 +33,9 @@ class Transport(Protocol):
         """words[j] goes to rank j; element i of the result came from rank i."""
 
     def exchange(self, outgoing: Mapping[int, Any], incoming: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
-        """One message to each peer of `outgoing`, one from each of `incoming` (sizes known on both sides, empty ones
-        not sent). Yields (peer, message) in the fixed order rank-1, rank-2, …, each as soon as it is there."""
+        """One message to each peer of `outgoing`, one from each of `incoming`, which have room for it and may have more
+        (where there is none, nothing is sent). Yields (peer, message) in the fixed order rank-1, rank-2, …, each as
+        soon as it is there."""
 
     def allgatherv(self, message: Any, sizes: np.ndarray, out: Any) -> None:
         """The messages of all ranks (sizes[i] elements of rank i), one after the other, into `out`."""
