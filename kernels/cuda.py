@@ -21,6 +21,7 @@ from numba import cuda
 
 from okrt.kernels import cuda_code as code
 from okrt.kernels import cuda_entries as entries
+from okrt.kernels import cuda_exceedances as fits
 from okrt.kernels.bits import COARSE_BINS, COARSE_SHIFT
 from okrt.kernels.cpu import BLOCK, CHUNK, LANES
 from okrt.kernels.pairs import Pairs
@@ -204,21 +205,51 @@ class Device:
         blocks = -(-values.size // BLOCK)
         if blocks == 0:
             return 0.0, 0.0
-        lanes, chunks = LANES * blocks, -(-blocks // CHUNK)
-        if self._sums.size < 2 * lanes + 2 * blocks + chunks:
-            self._sums = cuda.device_array(2 * lanes + 2 * blocks + chunks, np.float64)
-        ends = np.cumsum([0, lanes, lanes, blocks, blocks, chunks])
-        parts = [self._sums[a:b] for a, b in pairwise(ends)]
-        self._launch(entries.lane_moments, lanes, values, parts[0], parts[1])
-        for number, (of_lanes, of_blocks) in enumerate(((parts[0], parts[2]), (parts[1], parts[3]))):
-            self._launch(entries.add_halves, blocks, of_lanes, of_blocks)
-            length, source, target = blocks, of_blocks, parts[4]
-            while length > 1:
-                self._launch(entries.sum_chunks, -(-length // CHUNK), source, np.int64(length), target)
-                length, source, target = -(-length // CHUNK), target, source
-            self._launch(entries.sum_chunks, 1, source, np.int64(1), parts[0][number : number + 1])
-        total, squares = self._read(parts[0][:2])
-        return float(total), float(squares)
+        (sums, squares), (of_blocks, chunks, out) = self._lanes_and_blocks(blocks, 2)
+        self._launch(entries.lane_moments, LANES * blocks, values, sums, squares)
+        for number, of_lanes in enumerate((sums, squares)):
+            self._add_up(of_lanes, of_blocks, chunks, out[number : number + 1])
+        total, squared = self._read(out[:2])
+        return float(total), float(squared)
+
+    def exceedances(self, values, location: float) -> tuple[int, float, float, float, int]:
+        blocks = -(-values.size // BLOCK)
+        if blocks == 0:
+            return 0, 0.0, 0.0, 1.0, 0
+        (sums, squares, products), (of_blocks, chunks, out) = self._lanes_and_blocks(blocks, 3)
+        self._launch(code.clear, 2, self._found)
+        self._launch(
+            fits.lane_exceedances, LANES * blocks, values, np.float32(location), sums, squares, products, self._found
+        )
+        for number, of_lanes in enumerate((sums, squares)):
+            self._add_up(of_lanes, of_blocks, chunks, out[number : number + 1])
+        self._launch(fits.multiply_halves, blocks, products, of_blocks)
+        fits.multiply_blocks[1, 1, self._stream](*map(_argument, (of_blocks, self._found, out)))
+        total, squared, count, mantissa, exponent = self._read(out)
+        return int(count), float(total), float(squared), float(mantissa), int(exponent)
+
+    def accumulate_select_exceedances(
+        self, residual, gradient, threshold: int, first_index: int, index_out, value_out, location: float
+    ) -> tuple[int, int, float, float, float, int]:
+        found = self.accumulate_select(residual, gradient, threshold, first_index, index_out, value_out)
+        return found, *self.exceedances(residual, location)
+
+    def _lanes_and_blocks(self, blocks: int, number: int) -> tuple[list[Any], list[Any]]:
+        """Working memory: so many arrays with a place for each lane, then for each block, each chunk, and results."""
+        sizes = [LANES * blocks] * number + [blocks, -(-blocks // CHUNK), 5]
+        if self._sums.size < sum(sizes):
+            self._sums = cuda.device_array(sum(sizes), np.float64)
+        parts = [self._sums[a:b] for a, b in pairwise(np.cumsum([0, *sizes]))]
+        return parts[:number], parts[number:]
+
+    def _add_up(self, of_lanes, of_blocks, chunks, out) -> None:
+        """The sum of all lanes: of those of a block, then of chunks of blocks."""
+        self._launch(entries.add_halves, of_blocks.size, of_lanes, of_blocks)
+        length, source, target = of_blocks.size, of_blocks, chunks
+        while length > 1:
+            self._launch(entries.sum_chunks, -(-length // CHUNK), source, np.int64(length), target)
+            length, source, target = -(-length // CHUNK), target, source
+        self._launch(entries.sum_chunks, 1, source, np.int64(1), out)
 
     def _find_kth(self, values, k: int) -> None:
         """control becomes the k-th largest magnitude, and how many that are equal to it belong to the top k."""

@@ -24,6 +24,25 @@ def _packed() -> Any:
     return cpu_packed
 
 
+def _exceedances() -> Any:
+    from okrt.kernels import cpu_exceedances
+
+    return cpu_exceedances
+
+
+def _blocks(sums: np.ndarray, at: slice) -> np.ndarray:
+    """The rows of the blocks of a part."""
+    return sums[at.start // cpu.BLOCK : -(-at.stop // cpu.BLOCK)]
+
+
+def _fit(sums: np.ndarray) -> tuple[int, float, float, float, int]:
+    """Of all blocks what `exceedances` tells."""
+    kernels = _exceedances()
+    count = int(sums[:, kernels.COUNT].sum())
+    total, squares = (cpu.chunked_sum(sums[:, column].copy()) for column in (kernels.TOTAL, kernels.SQUARES))
+    return count, total, squares, *kernels.product_of_blocks(sums)
+
+
 class Host:
     """The functions of `reference` on up to `threads` threads, and the handling of arrays that they need."""
 
@@ -32,6 +51,7 @@ class Host:
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
         self._pool = ThreadPoolExecutor(threads - 1, "okrt-lane") if threads > 1 else None
+        self._sums = np.empty((0, 5))
         # What the threads beside the first find, before it is put behind what that one found.
         self._found = [(np.empty(0, np.int32), np.empty(0, np.float32)) for _ in range(1, threads)]
 
@@ -97,11 +117,40 @@ class Host:
 
     def moments(self, values: np.ndarray) -> tuple[float, float]:
         sums = np.empty((-(-values.size // cpu.BLOCK), 2))
-        self.map(
-            lambda _, at: cpu.block_moments(values[at], sums[at.start // cpu.BLOCK : -(-at.stop // cpu.BLOCK)]),
-            values.size,
-        )
+        self.map(lambda _, at: cpu.block_moments(values[at], _blocks(sums, at)), values.size)
         return cpu.chunked_sum(sums[:, 0].copy()), cpu.chunked_sum(sums[:, 1].copy())
+
+    def exceedances(self, values: np.ndarray, location: float) -> tuple[int, float, float, float, int]:
+        sums = self._block_sums(values.size)
+        kernel = _exceedances().block_exceedances
+        self.map(lambda _, at: kernel(values[at], np.float32(location), _blocks(sums, at)), values.size)
+        return _fit(sums)
+
+    def accumulate_select_exceedances(
+        self,
+        residual: np.ndarray,
+        gradient: np.ndarray,
+        threshold: int,
+        first_index: int,
+        index_out: np.ndarray,
+        value_out: np.ndarray,
+        location: float,
+    ) -> tuple[int, int, float, float, float, int]:
+        sums = self._block_sums(residual.size)
+        kernel = _exceedances().accumulate_select_exceedances
+
+        def part(at: slice, index: np.ndarray, value: np.ndarray) -> int:
+            rest = (threshold, first_index + at.start, index, value, np.float32(location), _blocks(sums, at))
+            return kernel(residual[at], gradient[at], *rest)
+
+        return self._gathered(part, residual.size, index_out, value_out), *_fit(sums)
+
+    def _block_sums(self, length: int) -> np.ndarray:
+        """A row for each block."""
+        blocks = -(-length // cpu.BLOCK)
+        if len(self._sums) < blocks:
+            self._sums = np.empty((blocks, _exceedances().COLUMNS))
+        return self._sums[:blocks]
 
     def count(self, values: np.ndarray, threshold: int) -> int:
         return sum(self.map(lambda _, at: cpu.count(values[at], threshold), values.size))

@@ -215,3 +215,38 @@ def balance(residual, weights, moments, index, floor, power) -> None:
     new = (scale ** -np.float64(np.float32(power))).astype(np.float32)
     residual[index] *= new / weights[index]
     weights[index] = new
+
+
+def exceedances(values: np.ndarray, location: float) -> tuple[int, float, float, float, int]:
+    """Of the magnitudes above a location: how many, and of what they exceed it by, the sum, the sum of squares and the
+    product, as a mantissa from 1 to 2 and an exponent of 2: its logarithm is the sum of logarithms.
+
+    Numbers below the normal ones of float32 enter the product as 2**-127 to 2**-126. Sums are taken as by `moments`;
+    the product by lanes, halves of them and blocks, in order.
+    """
+    over = np.zeros(-(-values.size // 2048) * 2048, np.float32)
+    beyond = np.abs(values) > np.float32(location)
+    over[: values.size][beyond] = np.abs(values[beyond]) - np.float32(location)
+    rows, word = over.reshape(-1, 32, 64), over.view(np.int32).reshape(-1, 32, 64)
+    lanes = np.ones((len(rows), 64))
+    for row in range(32):
+        lanes *= ((word[:, row] & 0x7FFFFF) | 0x3F800000).view(np.float32)
+    count = int(np.count_nonzero(over))
+    exponent = int((word >> 23).sum(dtype=np.int64)) - 127 * count
+    mantissa, more = np.frexp(lanes)
+    exponent += int(more.sum()) - more.size
+    lanes = 2 * mantissa
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half] * lanes[:, half:]
+    product = 1.0
+    for block in lanes[:, 0]:
+        mantissa, more = np.frexp(product * block)
+        product, exponent = 2 * float(mantissa), exponent + int(more) - 1
+    return count, *moments(over), product, exponent
+
+
+def accumulate_select_exceedances(residual, gradient, threshold, first_index, index_out, value_out, location) -> tuple:
+    """residual += gradient, `select` from it, and `exceedances` of it, in one pass: what both return, in a row."""
+    found = accumulate_select(residual, gradient, threshold, first_index, index_out, value_out)
+    return found, *exceedances(residual, location)

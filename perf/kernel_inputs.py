@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from okrt.kernels import reference
-from okrt.kernels.bits import narrow
+from okrt.kernels.bits import narrow, threshold_value
 
 # The gradient types and of each the dtype of its words, its mantissa bits, the bits of infinity.
 TYPES = {
@@ -57,6 +57,9 @@ class Inputs:
             return 1
         at = values.size - max(1, self.k)
         return max(1, int(np.partition(reference.magnitude_bits(values), at)[at]))
+
+    def locations(self, values: np.ndarray) -> tuple[float, float]:
+        return 0.0, threshold_value(self.threshold(values))
 
     def accumulated(self, gradient: np.ndarray) -> np.ndarray:
         total = self.residual.copy()
@@ -116,6 +119,10 @@ ARGUMENTS: dict[str, Callable[[Inputs, np.ndarray], list[tuple[Any, ...]]]] = {
     "histogram": lambda x, g: [(x.residual, *bins) for bins in histogram_bins(x, x.residual)],
     "accumulate_histogram": lambda x, g: [(x.residual, g, *bins) for bins in histogram_bins(x, x.accumulated(g))],
     "moments": lambda x, g: [(x.residual,)],
+    "exceedances": lambda x, g: [(x.residual, location) for location in x.locations(x.residual)],
+    "accumulate_select_exceedances": lambda x, g: [
+        (*call, location) for call in accumulate_select(x, g) for location in x.locations(x.accumulated(g))
+    ],
     "kth_magnitude": lambda x, g: [(x.residual, k) for k in sorted({1, max(1, x.k), x.size}) if x.size],
     "keep_reaching": lambda x, g: [(x.index, x.residual, x.threshold(x.residual), k) for k in (x.k, 0, x.size)],
     "keep_top": lambda x, g: [(x.index, x.residual, k) for k in (x.k, 0, x.size)],

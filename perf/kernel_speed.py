@@ -27,6 +27,8 @@ TRAFFIC_WORDS: dict[str, Callable[[int, int], float]] = {
     "histogram": lambda n, m: n,
     "accumulate_histogram": lambda n, m: 3 * n,
     "moments": lambda n, m: n,
+    "exceedances": lambda n, m: n,
+    "accumulate_select_exceedances": lambda n, m: 3 * n + 2 * m,
     "kth_magnitude": lambda n, m: n,
     "keep_reaching": lambda n, m: 2 * n + 2 * m,
     "keep_top": lambda n, m: 2 * n + 2 * m,

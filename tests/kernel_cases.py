@@ -8,7 +8,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from okrt.kernels import reference
-from okrt.kernels.bits import MAGNITUDE_MASK, narrow
+from okrt.kernels.bits import MAGNITUDE_MASK, narrow, threshold_value
 
 GUARD = 9  # elements; odd, so that kernels also start where no vector register is aligned
 
@@ -84,6 +84,11 @@ def threshold(case, values: np.ndarray) -> int:
     return levels[case.level]
 
 
+def location(case, values: np.ndarray) -> float:
+    """Zero, or the magnitude of some element."""
+    return threshold_value(picked(case, values)) if case.pick % 3 else 0.0
+
+
 def outputs(size: int):
     return np.full(size, -7, np.int32), np.full(size, -7, np.float32)
 
@@ -140,6 +145,11 @@ ARGUMENTS = {
     ),
     "clear_common": lambda c, g: (c.residual, c.a, c.b),
     "moments": lambda c, g: (c.residual,),
+    "exceedances": lambda c, g: (c.residual, location(c, c.residual)),
+    "accumulate_select_exceedances": lambda c, g: (
+        *(c.residual, g, threshold(c, accumulated(c, g)), c.first_index),
+        *(*outputs(c.capacity), location(c, accumulated(c, g))),
+    ),
     "counts": lambda c, g: (c.residual, [1, threshold(c, c.residual), 2**31 - 1]),
     "take": lambda c, g: (c.residual, c.a, outputs(c.a.size)[1]),
     "put": lambda c, g: (g, c.first_index, c.a + c.first_index, g[: c.a.size].copy()),

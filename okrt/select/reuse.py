@@ -23,6 +23,7 @@ class Reuse(Selector):
         super().__init__(kernels)
         self._last = 0.0  # threshold of the last step; 0 when there is none
         self._predicted = 0.0  # threshold to try in the next step
+        self._slope = 1.0  # - d log(count) / d log(threshold)
 
     def select(self, residual: np.ndarray, gradient: np.ndarray, k: int, cap: int) -> Selection:
         self._reserve(k, residual.size)
@@ -32,15 +33,24 @@ class Reuse(Selector):
         else:
             threshold = 1 if everything else threshold_bits(self._predicted)
             found = self._kernels.accumulate_select(residual, gradient, threshold, 0, self._index, self._value)
-            if found > self._index.size or (found < TOO_FEW * k and threshold > 1):
+            if self._has_missed(found, threshold, k):
                 selection = self._top(residual, k, self._histogram(residual))
             else:
                 selection = self._trimmed(found, k, threshold)
         self._predict(selection, k)
         return selection
 
+    def _has_missed(self, found: int, threshold: int, k: int) -> bool:
+        """Whether that many candidates for the top-k are too many or too few."""
+        return found > self._index.size or (found < TOO_FEW * k and threshold > 1)
+
+    def _aim(self, k: int) -> float:
+        """Candidates wanted, as a share of k: so many that chance leaves at least k of them."""
+        return 1 + AIM + 2 / math.sqrt(k)
+
     def _predict(self, selection: Selection, k: int) -> None:
-        """The threshold at which (1 + AIM)k would be found next, from the slope of log count over log threshold."""
+        """The threshold at which as many as wanted would be found next, from the slope of log count over log
+        threshold."""
         size, now = selection.index.size, selection.threshold
         if size < TOO_FEW * k:
             # Few enough non-zeros for all to go: no threshold holds any back.
@@ -49,11 +59,10 @@ class Reuse(Selector):
         probed = selection.probed
         if probed is None:
             probed = self._kernels.count(selection.value, threshold_bits(now * PROBE))
-        slope = max(1.0, math.log(size / max(1, probed)) / math.log(PROBE))
+        self._slope = max(1.0, math.log(size / max(1, probed)) / math.log(PROBE))
         drift = min(max(math.log(now / self._last), -0.5), 0.5) if self._last else 0.0
-        aim = 1 + AIM + 2 / math.sqrt(k)
         self._last = now
-        self._predicted = now * math.exp(DRIFT_DAMPING * drift - math.log(aim) / slope)
+        self._predicted = now * math.exp(DRIFT_DAMPING * drift - math.log(self._aim(k)) / self._slope)
 
     def state_dict(self) -> dict[str, Any]:
         return {"last": self._last, "predicted": self._predicted}

@@ -183,7 +183,8 @@ def test_cpu_equals_reference(case):
 @given(case=small)
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_reference_equals_plain_python(case):
-    assert_all_same(reference, Plain, [name for name in ARGUMENTS if name != "moments"], case)
+    sums = ("moments", "exceedances", "accumulate_select_exceedances")
+    assert_all_same(reference, Plain, [name for name in ARGUMENTS if name not in sums], case)
 
 
 @pytest.mark.parametrize("kernels", [reference, Host()])
@@ -194,6 +195,24 @@ def test_moments(kernels, case):
     values = case.residual.tolist()
     assert total == pytest.approx(math.fsum(values), rel=0, abs=1e-12 * math.fsum(map(abs, values)))
     assert squares == pytest.approx(math.fsum(x * x for x in values), rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("kernels", [reference, Host()])
+@given(case=large, quantile=st.sampled_from([0, 0, 0.5, 0.99, 1]))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_exceedances(kernels, case, quantile):
+    magnitudes = np.abs(case.residual)
+    location = float(np.sort(magnitudes)[int(quantile * (case.size - 1))]) if case.size and quantile else 0.0
+    (count, total, squares, mantissa, exponent), _ = run(kernels, "exceedances", (case.residual, location))
+    excesses = (magnitudes - np.float32(location)).astype(np.float64)
+    excesses = excesses[excesses > 0].tolist()
+    assert count == len(excesses)
+    assert total == pytest.approx(math.fsum(excesses), rel=1e-12)
+    assert squares == pytest.approx(math.fsum(x * x for x in excesses), rel=1e-12, abs=0)
+    assert 1 <= mantissa < 2
+    if min(excesses, default=1) >= 2.0**-126:
+        logs = math.fsum(map(math.log, excesses))
+        assert math.log(mantissa) + exponent * math.log(2) == pytest.approx(logs, rel=1e-11, abs=1e-9)
 
 
 @each_type
