@@ -1,5 +1,6 @@
 """Under several MPI ranks a test that fails or hangs on one rank ends the job, and says which rank and which test."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -89,6 +90,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first, or it would be the last, on one core."""
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the garbage collector need not look at them again and again."""
+    gc.freeze()
 
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
