@@ -20,7 +20,7 @@ from okrt.transport import mpi as transport
 
 WHO = f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}"
 ALONE = MPI.COMM_WORLD.size == 1
-FIRST = ("tests/test_many_ranks.py", "tests/train/test_loop.py")
+FIRST = "tests/test_many_ranks.py"
 NAP_S = 2e-4  # ten times that of a cluster, where each rank has a core
 FORWARD_S = 0.3  # mpiexec ends at once on an abort, with what it has not yet passed on
 HEAD_START_S = 0.5  # the name of a hanging test is out before pytest-timeout dumps the stacks
@@ -88,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first, or it would be the last, on one core."""
+    """The file that starts the most ranks would be the last, with one core idle."""
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
