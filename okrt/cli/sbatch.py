@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import jinja2
 from pydantic import Field, field_validator
 
 from okrt.cli.findings import spans
@@ -121,6 +120,8 @@ class Script:
 
 def script_text(script: Script) -> str:
     """The job script; nothing but the arguments and the templates has a part in it."""
+    import jinja2  # here: no other command needs it
+
     srun = ["srun", *([f"--mpi={script.mpi}"] if script.mpi else ()), f"--cpus-per-task={script.cpus_per_task}"]
     srun += [f"--wait={LOST_S}"]
     environment = jinja2.Environment(

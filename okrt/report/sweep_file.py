@@ -8,14 +8,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py  # type: ignore[import-untyped]
 import numpy as np
 
 from okrt.errors import UsageError
 from okrt.report.statistics import median_interval
 from okrt.train.metrics import naming
+
+if TYPE_CHECKING:
+    import h5py  # type: ignore[import-untyped]
 
 PENDING, DONE, FAILED = "pending", "done", "failed"
 SCHEMA_VERSION = 1
@@ -172,6 +174,8 @@ def column(values: list[Any]) -> np.ndarray:
 
 def write(path: Path, sweep: Sweep) -> None:
     """Replaces the file at once."""
+    import h5py  # here: most commands and ranks do without it, and it takes a quarter of a second
+
     unfinished = path.with_name(f"{path.name}.new")
     try:
         with naming(path, "the sweep cannot be written"):
@@ -185,7 +189,7 @@ def write(path: Path, sweep: Sweep) -> None:
         raise
 
 
-def fill(file: h5py.File, sweep: Sweep) -> None:
+def fill(file: "h5py.File", sweep: Sweep) -> None:
     """Dimension scales, units and the list of coordinates: what xarray needs to know."""
     file.attrs.update(sweep.attributes | {"settings": list(sweep.settings), "kind": "sweep"})
     repetitions = sweep.samples["seconds"].shape[1]
@@ -210,7 +214,9 @@ def fill(file: h5py.File, sweep: Sweep) -> None:
         dataset.dims[1].attach_scale(file["samples/repetition"])
 
 
-def put(file: h5py.File, name: str, values: np.ndarray) -> h5py.Dataset:
+def put(file: "h5py.File", name: str, values: np.ndarray) -> "h5py.Dataset":
+    import h5py
+
     texts = values.dtype == object
     dataset = file.create_dataset(name, data=values, dtype=h5py.string_dtype() if texts else None)
     if not texts:
@@ -220,6 +226,8 @@ def put(file: h5py.File, name: str, values: np.ndarray) -> h5py.Dataset:
 
 def read(path: Path) -> Sweep:
     """What `write` wrote; a file that is damaged or not a sweep is refused, and left as it is."""
+    import h5py
+
     with naming(path, "the sweep cannot be read"), h5py.File(path, "r", locking=False) as file:
         if file.attrs.get("kind") != "sweep":
             raise UsageError(f"{path} is an HDF5 file, but not one of a sweep")
@@ -239,6 +247,8 @@ def read(path: Path) -> Sweep:
     return Sweep(attributes, settings, phases, {name: points[name] for name in ordered}, samples)
 
 
-def values_of(dataset: h5py.Dataset) -> np.ndarray:
+def values_of(dataset: "h5py.Dataset") -> np.ndarray:
+    import h5py
+
     values: np.ndarray = dataset.asstr()[:] if h5py.check_string_dtype(dataset.dtype) else dataset[:]
     return values

@@ -19,12 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py  # type: ignore[import-untyped]
 import numpy as np
 
 import okrt
+
+if TYPE_CHECKING:
+    import h5py  # type: ignore[import-untyped]
 
 SCHEMA_VERSION = 1
 UNITS = {
@@ -69,6 +71,8 @@ class Metrics:
     """
 
     def __init__(self, path: Path, ranks: int, attributes: Mapping[str, Any], keep_below: int = 0) -> None:
+        import h5py  # here: most commands and ranks do without it, and it takes a quarter of a second
+
         self._path = path
         self._written = self._waiting = 0
         self._flushed_at = time.monotonic()
@@ -155,7 +159,7 @@ def missing_of(name: str) -> float:
     return MISSING if dtype_of(name) is np.int64 else np.nan
 
 
-def create_datasets(file: h5py.File, ranks: int) -> dict[str, h5py.Dataset]:
+def create_datasets(file: "h5py.File", ranks: int) -> "dict[str, h5py.Dataset]":
     """All columns, without rows; made before SWMR starts, for then it is too late."""
     rank = file.create_dataset("ranks/rank", data=np.arange(ranks))
     rank.attrs["units"] = "1"
@@ -184,8 +188,10 @@ def create_datasets(file: h5py.File, ranks: int) -> dict[str, h5py.Dataset]:
     return datasets
 
 
-def open_live(path: Path) -> h5py.File:
+def open_live(path: Path) -> "h5py.File":
     """For reading, while it is written or not; a damaged file is an OSError."""
+    import h5py
+
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_file_locking(False, False)
     # Of a checksum that is wrong HDF5 hopes that the writer will soon put it right: it waits, twice as long each time,

@@ -78,7 +78,9 @@ def columns(path: Path) -> dict[str, np.ndarray]:
     return sweep_file.read(path).points
 
 
-def test_a_sweep_and_what_it_does_when_started_again(start: Callable, tmp_path: Path, spec: Path) -> None:
+def test_a_sweep_and_what_it_does_when_started_again(
+    start: Callable, command: Callable, tmp_path: Path, spec: Path
+) -> None:
     out = tmp_path / "sweep.h5"
     done = start("okrt", "sweep", spec, "--out", out, limit_s=100)
     assert (done.returncode, done.stderr) == (0, "")
@@ -118,16 +120,15 @@ def test_a_sweep_and_what_it_does_when_started_again(start: Callable, tmp_path: 
     for name in ("okrt_version", "git_sha", "command", "seed", "started_utc", "hostnames", "mpi_library", "packages"):
         assert name in found.attributes
 
-    again = start("okrt", "sweep", spec, "--out", out)
-    assert (again.returncode, again.stdout, again.stderr) == (0, lines[4] + "\n", "")
+    assert command("sweep", spec, "--out", out) == (0, lines[4] + "\n", "")
     np.testing.assert_array_equal(sweep_file.read(out).samples["seconds"], seconds)
 
     # With other numbers in the spec the file would mix two things, and so it would with other code.
     before = out.read_bytes()
     spec.write_text(SMALL.replace("ranks = [1, 3]", "ranks = [1]").replace("warmup = 1", "warmup = 2"))
-    changed = start("okrt", "sweep", spec, "--out", out)
-    assert changed.returncode == 64
-    assert "is of another spec: grid.ranks was [1, 3], is [1]; repeat.warmup was 1, is 2" in changed.stderr
+    code, _, err = command("sweep", spec, "--out", out)
+    assert code == 64
+    assert "is of another spec: grid.ranks was [1, 3], is [1]; repeat.warmup was 1, is 2" in err
     assert out.read_bytes() == before
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,35 +31,69 @@ at_most = 2
 TIMES = {"median_s", "ci95_low_s", "ci95_high_s", "phase_s", "speedup_over_dense", "measured_utc"}
 
 
-def sweep(folder: Path, out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "okrt", "sweep", str(folder / "spec.toml"), "--out", str(out)]
+# Has imported what a sweep imports, which takes longer than what is to be killed: each sweep is a fork of it.
+NURSERY = """
+import os, sys
+from okrt.cli.main import main
+
+for out in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.argv = ["okrt", "sweep", "spec.toml", "--out", out.strip()]
+        main()
+    print(child, flush=True)
+    sys.stdin.readline()  # until then the number is the child's, also when it has ended
+    status = os.waitid(os.P_PID, child, os.WEXITED)
+    print(-status.si_status if status.si_code == os.CLD_KILLED else status.si_status, flush=True)
+"""
+
+
+def start(folder: Path, *command: str) -> subprocess.Popen[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "HYDRA_", "SLURM_"))}
-    return subprocess.Popen(command, env=clean, stdout=subprocess.DEVNULL)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, *command], env=clean, cwd=folder, stdin=pipe, stdout=pipe, text=True)
 
 
-def finish(folder: Path, out: Path) -> Sweep:
-    with sweep(folder, out) as running:
+def finish(out: Path) -> Sweep:
+    with start(out.parent, "-m", "okrt", "sweep", "spec.toml", "--out", out.name) as running:
         assert running.wait(90) == 0
     return sweep_file.read(out)
 
 
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    with start(tmp_path, "-c", NURSERY) as process:
+        yield process
+        process.kill()
+
+
+def killed_after(seconds: float, out: Path, nursery: subprocess.Popen[str]) -> bool:
+    """Whether a sweep was killed after so long; else it had come to its end before."""
+    assert nursery.stdin is not None and nursery.stdout is not None
+    print(out.name, file=nursery.stdin, flush=True)
+    child = int(nursery.stdout.readline())
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    print(file=nursery.stdin, flush=True)
+    code = int(nursery.stdout.readline())
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
 @pytest.mark.timeout(280)
 @pytest.mark.skipif(not ALONE, reason="starts processes of its own: run it as a single process")
-def test_kill_9_at_random_moments(tmp_path: Path) -> None:
+def test_kill_9_at_random_moments(tmp_path: Path, nursery: subprocess.Popen[str]) -> None:
     (tmp_path / "spec.toml").write_text(SPEC)
     began = time.monotonic()
-    unbroken = finish(tmp_path, tmp_path / "unbroken.h5")
+    unbroken = finish(tmp_path / "unbroken.h5")
     point_s = (time.monotonic() - began) / unbroken.size
     moments = random.Random(1)
     out = tmp_path / "sweep.h5"
     finished: dict[int, np.ndarray] = {}
     most = kills = 0
     while kills < KILLS:
-        with sweep(tmp_path, out) as running:
-            time.sleep(moments.uniform(0, 2) * point_s)
-            kills += running.poll() is None
-            running.kill()
-            assert running.wait() in (0, -signal.SIGKILL)
+        kills += killed_after(moments.uniform(0, 1.2) * point_s, out, nursery)
         if not out.exists():
             continue
         state = sweep_file.read(out)
@@ -70,7 +105,7 @@ def test_kill_9_at_random_moments(tmp_path: Path) -> None:
             out.unlink()
             finished = {}
     assert most > 0, "the kills came too soon to show anything"
-    whole = finish(tmp_path, out)
+    whole = finish(out)
     check_kept(whole, finished)
     compare(whole, unbroken)
     assert {path.name for path in tmp_path.iterdir()} == {"spec.toml", "sweep.h5", "unbroken.h5"}

@@ -96,30 +96,39 @@ def test_xarray_finds_dimensions_coordinates_and_units(tmp_path: Path) -> None:
         np.testing.assert_array_equal(samples.seconds, sweep.samples["seconds"])
 
 
+# Forks of one process, which takes longer to start than to be killed.
 KILLED = """
-import sys
+import os, signal, sys
 from pathlib import Path
-from tests.report.test_sweep_file import half_done
+from tests.report.test_sweep_file import check_same, half_done
 from okrt.report import sweep_file
+
 sweep, path = half_done(), Path(sys.argv[1])
-sweep_file.write(path, sweep)
-print("begun", flush=True)
-while True:
-    sweep_file.write(path, sweep)
+for moment in range(5):
+    reading, writing = os.pipe()
+    writer = os.fork()
+    if not writer:
+        try:
+            sweep_file.write(path, sweep)
+            os.write(writing, b"begun")
+            while True:
+                sweep_file.write(path, sweep)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    assert os.read(reading, 5) == b"begun"
+    os.close(reading)
+    for _ in range(3 * moment):  # reading takes some milliseconds
+        check_same(sweep_file.read(path), sweep)
+    os.kill(writer, signal.SIGKILL)
+    assert os.waitpid(writer, 0)[1] == signal.SIGKILL
+    check_same(sweep_file.read(path), sweep)
 """
 
 
 def test_killed_while_writing(tmp_path: Path) -> None:
     """Whatever the moment, the file is whole."""
-    path = tmp_path / "sweep.h5"
-    for moment in range(5):
-        command = [sys.executable, "-c", KILLED, str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-            assert writer.stdout is not None and writer.stdout.readline() == "begun\n"
-            for _ in range(3 * moment):  # reading takes some milliseconds
-                check_same(sweep_file.read(path), half_done())
-            writer.kill()
-        check_same(sweep_file.read(path), half_done())
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "sweep.h5")], check=True, timeout=60)
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
