@@ -4,7 +4,7 @@
 same results to the last bit. All goes to one stream, and the host waits for it only where a function returns numbers.
 Working memory is made once and grows when it must.
 
-A kernel that joins: write it in `cuda_code` or `cuda_entries` with `cuda.jit` and integer or order-preserving
+A kernel that joins: write it in `cuda_code` or a file beside it with `cuda.jit` and integer or order-preserving
 arithmetic, so that results do not depend on the order of threads (no product that may be fused with an addition), and
 add its arguments to SIGNATURES, from which the tests compile it for every architecture; launch it here, from a method
 of Device that is named as in `reference`. The tests of the simulator ask for its case then.
@@ -22,10 +22,31 @@ from numba import cuda
 from okrt.kernels import cuda_code as code
 from okrt.kernels import cuda_entries as entries
 from okrt.kernels import cuda_exceedances as fits
+from okrt.kernels import cuda_packed as packing
 from okrt.kernels.bits import COARSE_BINS, COARSE_SHIFT
 from okrt.kernels.cpu import BLOCK, CHUNK, LANES
+from okrt.kernels.packed import (
+    BITMAP,
+    CHECKSUM,
+    EXPONENT_BIAS,
+    EXPONENT_LIMITS,
+    FP16_LARGEST,
+    FP16_LARGEST_IN_FLOAT32,
+    GAPS,
+    HEADER,
+    KINDS,
+    MAGIC,
+    PLAIN_MASK,
+    VERSION,
+    fp16_exponent,
+    plain_words,
+    value_words,
+)
+from okrt.kernels.packed import BLOCK as PACKED_BLOCK
 from okrt.kernels.pairs import Pairs
 from okrt.kernels.staging import to_device, to_host
+
+NONE, FP32, FP16, BF16 = KINDS.values()
 
 
 def _kind_of(gradient: Any) -> str:
@@ -59,6 +80,7 @@ class Device:
             self._sums = cuda.device_array(0, np.float64)
             self._places = cuda.device_array(0, np.int64)
             self._found = cuda.device_array(2, np.int64)
+            self._facts = cuda.device_array(4, np.int64)
             self._no_length = cuda.device_array(0, np.int64)
             self._counts = cuda.device_array(COARSE_BINS, np.int64)
             self._control = cuda.device_array(2, np.int32)
@@ -123,11 +145,17 @@ class Device:
 
     def _launch_tiles(self, kernel: Any, length: int, *arguments: Any, found: Any = None) -> None:
         """A block for each tile; kernels of this kind end in the state of the tiles and what was found."""
+        self._launch_sums(kernel, length, 1, *arguments, found=self._found if found is None else found)
+
+    def _launch_sums(self, kernel: Any, length: int, sums: int, *arguments: Any, found: Any = None) -> None:
+        """As above, with a state for each of several sums over the tiles, and without `found` if there is none."""
         tiles = -(-length // code.TILE)
-        if self._state.size < 1 + tiles:
-            self._state = cuda.device_array(1 + tiles + tiles // 8, np.int64)
-        self._launch(code.clear, 1 + tiles, self._state[: 1 + tiles])
-        rest = (self._state, self._found if found is None else found)
+        words = 1 + tiles
+        if self._state.size < sums * words:
+            self._state = cuda.device_array(sums * words + sums * words // 8, np.int64)
+        self._launch(code.clear, sums * words, self._state[: sums * words])
+        states = [self._state[place * words :] for place in range(sums)]
+        rest = states if found is None else [*states, found]
         kernel[tiles, code.THREADS, self._stream](*map(_argument, (*arguments, *rest)))
 
     def _read(self, words: Any) -> np.ndarray:
@@ -357,3 +385,83 @@ class Device:
         if total.size:
             kernel = entries.ROUNDING_ERROR[_kind_of(rounded)]
             self._launch(kernel, total.size, total, np.float32(size), rounded, out)
+
+    def pack(self, index, value, kind: int, message, error) -> int:
+        """Waits once, for how long the layouts would be; all that is left to do then is not waited for."""
+        entries, with_values, plain = index.size, value_words(index.size, kind), plain_words(index.size, kind)
+        if HEADER + 1 + with_values > plain:
+            return self._pack_plain(index, value, kind, message, error)
+        block_words, first, last, largest = self._measure(index, value[: entries if kind == FP16 else 0])
+        blocks_begin = HEADER + -(-(entries - 1) // (4 * PACKED_BLOCK))
+        gaps_end, bitmap_end = blocks_begin + block_words, HEADER + ((last - first) >> 5) + 1
+        layout = BITMAP if bitmap_end < gaps_end else GAPS
+        at = min(gaps_end, bitmap_end)
+        end = at + with_values
+        if end > plain:
+            return self._pack_plain(index, value, kind, message, error)
+        if layout == BITMAP:
+            self._launch(code.clear, at - HEADER, message[HEADER:at])
+            self._launch(packing.write_bitmap, entries, index, message[HEADER:at])
+        else:
+            widths = message[HEADER:blocks_begin].view(np.uint8)
+            self._launch_sums(packing.write_gaps, entries - 1, 1, index, widths, message[blocks_begin:at])
+        exponent = fp16_exponent(largest) if kind == FP16 else 0
+        self._write_values(value, kind, exponent, message[at:end], error)
+        tag = MAGIC << 24 | (exponent + EXPONENT_BIAS) << 16 | kind << 12 | layout << 8 | VERSION
+        head = (np.int32(word) for word in (tag - 2**32, entries, first))
+        packing.write_head[1, 1, self._stream](_argument(message), *head)
+        self._seal(message[:end], CHECKSUM, packing.WORD_MASK)
+        return end
+
+    def _pack_plain(self, index, value, kind: int, message, error) -> int:
+        end = plain_words(index.size, kind)
+        error[:] = 0
+        message[: index.size] = index
+        if kind != NONE:
+            message[index.size : end - 1] = value.view(np.int32)
+        self._seal(message[:end], end - 1, PLAIN_MASK)
+        return end
+
+    def _measure(self, index, value) -> list[int]:
+        """Words that the blocks of gaps take, first and last index, largest magnitude."""
+        facts = self._facts
+        self._launch(code.clear, facts.size, facts)
+        self._launch(packing.measure, -(-index.size // code.ITEMS), index, facts)
+        if value.size:
+            self._launch(packing.largest, value.size, value, facts[3:])
+        return self._read(facts).tolist()
+
+    def _write_values(self, value, kind: int, exponent: int, words, error) -> None:
+        if kind == FP32:
+            words[:] = value.view(np.int32)
+        elif kind == FP16:
+            scales = np.float32(2.0**-exponent), np.float32(2.0**exponent)
+            limit = FP16_LARGEST_IN_FLOAT32 if exponent == EXPONENT_LIMITS[1] else FP16_LARGEST
+            halves = words.view(np.uint16)
+            self._launch(packing.write_fp16, value.size, value, *scales, np.int32(limit), halves, error)
+        elif kind == BF16:
+            self._launch(packing.write_bf16, value.size, value, words.view(np.int16), error)
+
+    def _seal(self, message, place: int, mask: int) -> None:
+        self._launch(code.clear, 1, self._facts)
+        self._launch(packing.checksum, message.size, message, np.int64(place), self._facts)
+        packing.seal[1, 1, self._stream](*map(_argument, (message, np.int64(place), np.int64(mask), self._facts)))
+
+    def inspect_packed(self, message) -> tuple[int, int, int, int]:
+        """All read at once."""
+        self._launch(code.clear, 1, self._facts)
+        self._launch(packing.inspect, message.size, message, self._facts)
+        right, first, second, has = self._read(self._facts).tolist()
+        is_plain = first <= PLAIN_MASK or message.size < HEADER
+        return first, second, has, right & (PLAIN_MASK if is_plain else packing.WORD_MASK)
+
+    def unpack(self, message, index_out, value_out) -> None:
+        """Nothing waits: only the device knows the layout, and a kernel for another one ends at once."""
+        entries = index_out.size
+        if entries == 0:
+            return
+        self._launch(packing.read_values, entries, message, index_out, value_out)
+        most = message.size - HEADER - (value_words(entries, FP16) if value_out.size else 0)
+        if most > 0 and entries > 1:  # or it is plain
+            self._launch_sums(packing.read_gaps, entries - 1, 2, message, index_out)
+            self._launch_sums(packing.read_bitmap, most, 1, message, index_out)

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from okrt.kernels import packed
 from okrt.kernels.bits import MAGNITUDE_MASK, narrow, threshold_bits, threshold_value, widen
+
+pack, unpack, inspect_packed = packed.pack, packed.unpack, packed.inspect
 
 
 def magnitude_bits(values: np.ndarray) -> np.ndarray:

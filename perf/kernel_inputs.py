@@ -7,6 +7,8 @@ import numpy as np
 
 from okrt.kernels import reference
 from okrt.kernels.bits import narrow, threshold_value
+from okrt.kernels.packed import KINDS as VALUES
+from okrt.kernels.packed import room_words
 
 # The gradient types and of each the dtype of its words, its mantissa bits, the bits of infinity.
 TYPES = {
@@ -26,6 +28,8 @@ KINDS = (*FLOATS, SUBNORMAL)
 FIRST_INDEX = 2**24 + 1  # no float32 is this number
 LARGEST = 2**31 - 1  # a threshold that nothing finite reaches
 RANKS = 3
+SPREAD = 50  # between neighbouring indexes of a sparse message
+MOST_PACKED = 20_000  # entries of all messages but one: their oracle is slow
 
 
 def sample(rng: np.random.Generator, kind: str, size: int, type_name: str) -> np.ndarray:
@@ -107,6 +111,32 @@ def merge_add(x: Inputs, gradient: np.ndarray) -> list[tuple]:
     return [(a, x.residual[: a.size], b, x.other[: b.size], *room(a.size + b.size))]
 
 
+def messages(x: Inputs) -> list[tuple]:
+    """What is packed: gaps, a bitmap, runs, a few entries, and every kind of values."""
+    sparse, dense = x.a.astype(np.int64) * SPREAD, x.a[:MOST_PACKED]
+    runs = np.arange(dense.size) + np.arange(dense.size) // 40 * 1000
+    calls: list[tuple[np.ndarray, str]] = [(sparse, "fp16"), (dense, "bf16"), (runs, "fp32"), (runs, "fp16")]
+    calls += [(dense, "none"), (sparse[:MOST_PACKED], "none"), (sparse[:2], "bf16")]
+    return [packing(index.astype(np.int32), x.residual, kind) for index, kind in calls]
+
+
+def packing(index: np.ndarray, value: np.ndarray, kind: str) -> tuple:
+    value = value[: index.size if kind != "none" else 0]
+    error = room(index.size if kind in ("fp16", "bf16") else 0)[1]
+    return index, value, VALUES[kind], room(room_words(index.size, VALUES[kind], 2**31))[0], error
+
+
+def message_of(arguments: tuple) -> np.ndarray:
+    from okrt.kernels.host import Host  # compiled code: only what packs is to load it
+
+    index, value, kind, message, error = arguments
+    return message[: Host().pack(index, value.copy(), kind, message, error)]
+
+
+def unpack(x: Inputs, gradient: np.ndarray) -> list[tuple]:
+    return [(message_of(call), room(call[0].size)[0], room(call[1].size)[1]) for call in messages(x)]
+
+
 # Of each kernel, the arguments of a few calls. Arrays of int64 are the host's, all others those of the kernels.
 ARGUMENTS: dict[str, Callable[[Inputs, np.ndarray], list[tuple[Any, ...]]]] = {
     "all_finite": all_finite,
@@ -136,4 +166,7 @@ ARGUMENTS: dict[str, Callable[[Inputs, np.ndarray], list[tuple[Any, ...]]]] = {
     "keep_lost": lambda x, g: [(x.residual, x.a, x.other[: x.a.size], x.a[::2].copy(), x.b)],
     "mean": lambda x, g: [(x.residual, RANKS, np.zeros_like(g))],
     "rounding_error": lambda x, g: [(x.residual, RANKS, g, room(x.size)[1])],
+    "pack": lambda x, g: messages(x),
+    "inspect_packed": lambda x, g: [(message_of(call),) for call in messages(x)],
+    "unpack": unpack,
 }

@@ -14,6 +14,7 @@ ROUNDS, CALLS = 5, 4
 SHARE = 0.125  # of the elements that lists of entries hold
 WORD_BYTES = 4
 COPY = "copy"
+PACKED_WORDS = 0.85  # of a message, for each entry
 
 # Words that a call must read and write at least, of n elements and m entries; the other kernels only search.
 TRAFFIC_WORDS: dict[str, Callable[[int, int], float]] = {
@@ -41,6 +42,9 @@ TRAFFIC_WORDS: dict[str, Callable[[int, int], float]] = {
     "keep_lost": lambda n, m: 3.5 * m,
     "mean": lambda n, m: 2 * n,
     "rounding_error": lambda n, m: 3 * n,
+    "pack": lambda n, m: (4 + PACKED_WORDS) * m,
+    "inspect_packed": lambda n, m: PACKED_WORDS * m,
+    "unpack": lambda n, m: (2 + PACKED_WORDS) * m,
 }
 
 

@@ -44,14 +44,15 @@ def compile_here(architectures: Sequence[int]) -> dict[int, dict[str, dict[str, 
     """The figures of every kernel. Numba's own work, the longest part, is done once and is the same for all."""
     from numba.cuda import compiler, dispatcher
 
-    from okrt.kernels import cuda_code, cuda_entries, cuda_exceedances
+    from okrt.kernels import cuda_code, cuda_entries, cuda_exceedances, cuda_packed
 
     capabilities = {architecture: divmod(architecture, 10) for architecture in architectures}
     oldest = capabilities[min(architectures)]
     # Functions that kernels call are compiled for the GPU at hand; there need not be one.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=oldest)
     rows: dict[int, dict[str, dict[str, int]]] = {architecture: {} for architecture in architectures}
-    signatures = cuda_code.SIGNATURES | cuda_entries.SIGNATURES | cuda_exceedances.SIGNATURES
+    modules = (cuda_code, cuda_entries, cuda_exceedances, cuda_packed)
+    signatures = {name: of for module in modules for name, of in module.SIGNATURES.items()}
     for name, (kernel, signature) in signatures.items():
         library, _ = compiler._compile_pyfunc_with_fixup(  # type: ignore[attr-defined]
             kernel.py_func, signature, device=False, abi="numba", cc=oldest

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from okrt.kernels import reference
 from okrt.kernels.bits import MAGNITUDE_MASK, narrow, threshold_value
+from okrt.kernels.packed import KINDS, room_words
 
 GUARD = 9  # elements; odd, so that kernels also start where no vector register is aligned
 
@@ -119,6 +120,40 @@ def cut_arguments(case):
     return np.arange(case.size, dtype=np.int32), values, min(max(case.k, 1), case.size - 1), 1.0625
 
 
+SPREADS = (1, 5, 3000)  # between neighbouring indexes: the layouts of a message
+LAST_INDEX = 2**31 - 2
+
+
+def pack_arguments(index, value, kind: int):
+    """With the least room that there must be."""
+    span = int(index[-1]) - int(index[0]) + 1 if index.size else 0
+    value = value[: 0 if kind == KINDS["none"] else index.size]
+    error = outputs(index.size if kind in (KINDS["fp16"], KINDS["bf16"]) else 0)[1]
+    return index, value, kind, outputs(room_words(index.size, kind, span))[0], error
+
+
+def packed_case(case):
+    spread = SPREADS[case.pick % 3]
+    index = case.a * spread + min(case.first_index, LAST_INDEX - spread * case.size)
+    return pack_arguments(index.astype(np.int32), case.residual, case.pick // 3 % 4)
+
+
+def message_of(arguments) -> np.ndarray:
+    index, value, kind, message, error = arguments
+    return message[: reference.pack(index, value.copy(), kind, message, error)]
+
+
+def inspect_arguments(case):
+    """Every other message is not what it was."""
+    message = message_of(packed_case(case))
+    message[case.pick // 12 % message.size] ^= case.pick % 2 << 31 - case.pick % 32
+    return (message,)
+
+
+def unpack_arguments(arguments):
+    return message_of(arguments), *(outputs(array.size)[place] for place, array in enumerate(arguments[:2]))
+
+
 ARGUMENTS = {
     "all_finite": lambda c, g: (g,),
     "accumulate": lambda c, g: (c.residual, g),
@@ -157,6 +192,9 @@ ARGUMENTS = {
     "keep_lost": lambda c, g: (c.residual, c.a, c.other[: c.a.size], c.a[c.pick % 3 :: 2].copy(), c.b),
     "mean": lambda c, g: (c.residual, 1 + c.pick % 9, np.zeros_like(g)),
     "rounding_error": lambda c, g: (c.residual, 1 + c.pick % 9, g, outputs(c.size)[1]),
+    "pack": lambda c, g: packed_case(c),
+    "inspect_packed": lambda c, g: inspect_arguments(c),
+    "unpack": lambda c, g: unpack_arguments(packed_case(c)),
 }
 BY_GRADIENT = [
     name
@@ -182,6 +220,8 @@ def run(kernels, name: str, arguments):
     if name in kept:  # what is left behind the pairs kept is not specified
         for array in arrays:
             array[GUARD + kept[name]() : -GUARD] = 0
+    if name == "pack":  # nor what is behind the message
+        arrays[2][GUARD + result : -GUARD] = 0
     return result, arrays
 
 

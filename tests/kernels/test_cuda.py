@@ -10,8 +10,23 @@ from numba import cuda as numba_cuda
 from numba import types
 
 from okrt.kernels.host import Host
+from okrt.kernels.packed import BITMAP, BLOCK, GAPS, KINDS
 from okrt.kernels.pairs import Pairs
-from tests.kernel_cases import ARGUMENTS, BY_GRADIENT, TYPES, assert_same, cases, each_type, sample
+from tests.kernel_cases import (
+    ARGUMENTS,
+    BY_GRADIENT,
+    FLOATS,
+    LAST_INDEX,
+    MAGNITUDES,
+    TYPES,
+    assert_same,
+    cases,
+    each_type,
+    message_of,
+    pack_arguments,
+    sample,
+    unpack_arguments,
+)
 
 pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'okrt[cuda12]'")
 if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
@@ -112,6 +127,67 @@ def test_merges_in_a_row_read_no_length(device, monkeypatch):
     index, value = device.settled(total)
     assert dict(zip(index.tolist(), value.tolist(), strict=True)) == expected
     assert index.tolist() == sorted(expected)
+
+
+def check_message(device, index, value, kind):
+    """As the host packs and reads it; returns the layout, None for a plain message."""
+    arguments = pack_arguments(index.astype(np.int32), value, KINDS[kind])
+    message = message_of(arguments)
+    assert_same(device, Host(), "pack", arguments)
+    assert_same(device, Host(), "inspect_packed", (message,))
+    assert_same(device, Host(), "unpack", unpack_arguments(arguments))
+    return None if message[0] >= 0 else int(message[0]) >> 8 & 15
+
+
+PATTERNS = {  # gaps, and the layout that is the shorter one of many
+    "a run": (lambda rng, length: np.zeros(length, np.int64), GAPS),
+    "half of them": (lambda rng, length: rng.geometric(0.5, length) - 1, BITMAP),
+    "sparse": (lambda rng, length: rng.integers(0, 2000, length), GAPS),
+}
+
+
+@pytest.mark.parametrize("entries", [3, 4, 5, 32, 33, 34, 65, 128, 129, 130, 300])
+@pytest.mark.parametrize("what", PATTERNS)
+def test_indexes_packed_at_the_limits_of_blocks_and_tiles(device, entries, what):
+    gaps, layout = PATTERNS[what]
+    index = 2**24 + np.cumsum(gaps(np.random.default_rng(entries), entries) + 1)
+    found = check_message(device, index, np.empty(0, np.float32), "none")
+    assert found == layout or entries < 65
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "none"])
+@pytest.mark.parametrize("magnitudes", [*MAGNITUDES, *FLOATS])
+def test_values_packed(device, kind, magnitudes):
+    entries = GRID + 3 + (magnitudes == "any")  # odd and even
+    value = sample(np.random.default_rng(0), magnitudes, entries, np.float32)
+    assert check_message(device, np.arange(entries), value, kind) == GAPS
+
+
+def test_gaps_of_every_width(device):
+    """The last gap of a block is the widest; of the last block, which is not full, the first."""
+    gaps = np.zeros(30 * BLOCK + 5, np.int64)
+    gaps[BLOCK - 1 :: BLOCK] = [2**width - 1 for width in range(30)]
+    gaps[-5] = 2**29
+    for wide in (gaps, np.append(gaps[:40] * 0, 2**31 - 50)):
+        index = np.cumsum(np.append(0, wide + 1))
+        assert index[-1] <= LAST_INDEX
+        assert check_message(device, index, np.empty(0, np.float32), "none") == GAPS
+
+
+def test_a_message_is_packed_with_one_wait_and_unpacked_with_none(device, monkeypatch):
+    reads = []
+    read = device._read
+    monkeypatch.setattr(device, "_read", lambda words: reads.append(words) or read(words))
+    arguments = pack_arguments(7 * np.arange(100, dtype=np.int32), np.ones(100, np.float32), KINDS["fp16"])
+    length = device.pack(*arguments)
+    assert len(reads) == 1
+    message = arguments[3][:length]
+    device.inspect_packed(message)
+    assert len(reads) == 2
+    device.unpack(message, np.empty(100, np.int32), np.empty(100, np.float32))
+    few = np.arange(2, dtype=np.int32)
+    device.pack(few, np.ones(2, np.float32), KINDS["fp32"], np.empty(5, np.int32), np.empty(0, np.float32))
+    assert len(reads) == 2
 
 
 def test_working_memory_is_made_once(device):

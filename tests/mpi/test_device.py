@@ -26,6 +26,9 @@ CASES = [
     ("gaussiank", {}, "float32"),
     ("oktopk", {"density": 0.25}, "float32"),
     ("oktopk", {"density": 0.25, "complete": True, "dense_steps": 1}, "float16"),
+    ("oktopk", {"density": 0.4, "codec": "packed", "values": "fp16"}, "float32"),
+    ("gtopk", {"density": 0.4, "codec": "packed", "values": "bf16"}, "float16"),
+    ("oktopk", {"density": 0.4, "codec": "packed", "values": "fp16", "complete": True}, "float32"),
 ]
 WAYS = {True: "CUDA-aware", False: "staged"}
 
@@ -35,9 +38,12 @@ ROUNDS = ("topkdsa", "gtopk", "oktopk")  # those that do with four ranks what th
 
 def ways(number: int) -> list[bool]:
     """Those that a case is tried in: of some reducers one at 2 ranks and the other at 4, of the others both at 2. Alone
-    nothing is sent: one."""
+    nothing is sent: one. Packed messages are tried once: `complete` at 4, where indexes alone are sent."""
+    name, options, _ = CASES[number]
     one = number % 2 == (SIZE < 4)
-    if SIZE == 1 or CASES[number][0] in ROUNDS:
+    if "codec" in options:
+        return [one] if (4 if "complete" in options else 2) == SIZE else []
+    if SIZE == 1 or name in ROUNDS:
         return [one]
     return [True, False] if SIZE == 2 else []
 
@@ -75,12 +81,29 @@ def make(name: str, options: dict):
     return okrt.reducer(name, transport=transport, **options)
 
 
+@pytest.fixture
+def first_words(monkeypatch) -> list[int]:
+    """Of the messages that are packed on the device."""
+    from okrt.kernels.cuda import Device
+
+    words: list[int] = []
+    pack = Device.pack
+
+    def packed(self, index, value, kind, message, error):
+        length = pack(self, index, value, kind, message, error)
+        words.extend(fake_cupy.on_host(message[:1]))
+        return length
+
+    monkeypatch.setattr(Device, "pack", packed)
+    return words
+
+
 @each_case
-def test_equal_to_the_host(aware, name, options, dtype):
+def test_equal_to_the_host(aware, first_words, name, options, dtype):
     """And whatever touches device memory on the host, but for the staging, raises."""
     host, device = make(name, options), make(name, options)
     # With thresholds of a first step, those predicted from it, and those corrected.
-    for step in range(3 if name == "oktopk" else 2):
+    for step in range(3 if name == "oktopk" and "codec" not in options else 2):
         x = gradient(step, dtype)
         given = fake_cupy.on_device(x)
         expected, result = host.allreduce(x), device.allreduce(given)
@@ -93,6 +116,8 @@ def test_equal_to_the_host(aware, name, options, dtype):
             np.testing.assert_array_equal(fake_cupy.on_host(device.residual), host.residual)
     if name == "oktopk" and SIZE == 4:
         assert {"partition", "split", "threshold"} <= device.last.seconds.keys()
+    is_packed = [word < 0 for word in first_words]  # and not plain
+    assert any(is_packed) == ("codec" in options)
     staged = [line for line in fake_cupy.log if line.startswith("to host")]
     assert bool(staged) == (not aware and SIZE > 1)
     assert ("fence" in fake_cupy.log) == (SIZE > 1)
