@@ -174,6 +174,13 @@ def test_gaps_of_every_width(device):
         assert check_message(device, index, np.empty(0, np.float32), "none") == GAPS
 
 
+@pytest.mark.parametrize("left", [1, 2, 3, 4, 20])
+def test_what_is_left_of_a_message_is_inspected(device, left):
+    message = message_of(pack_arguments(7 * np.arange(100, dtype=np.int32), np.ones(100, np.float32), KINDS["fp32"]))
+    assert message[0] < 0
+    assert_same(device, Host(), "inspect_packed", (message[:left],))
+
+
 def test_a_message_is_packed_with_one_wait_and_unpacked_with_none(device, monkeypatch):
     reads = []
     read = device._read
