@@ -163,6 +163,13 @@ def test_values_packed(device, kind, magnitudes):
     assert check_message(device, np.arange(entries), value, kind) == GAPS
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_few_entries_are_plain(device, kind):
+    """With 3 of them it takes a look at the gaps to know."""
+    for entries in range(4):
+        assert check_message(device, 2**20 * np.arange(entries), np.full(entries, 0.1, np.float32), kind) is None
+
+
 def test_gaps_of_every_width(device):
     """The last gap of a block is the widest; of the last block, which is not full, the first."""
     gaps = np.zeros(30 * BLOCK + 5, np.int64)
