@@ -183,9 +183,11 @@ def test_gaps_of_every_width(device):
 
 @pytest.mark.parametrize("left", [1, 2, 3, 4, 20])
 def test_what_is_left_of_a_message_is_inspected(device, left):
-    message = message_of(pack_arguments(7 * np.arange(100, dtype=np.int32), np.ones(100, np.float32), KINDS["fp32"]))
-    assert message[0] < 0
-    assert_same(device, Host(), "inspect_packed", (message[:left],))
+    for entries in range(100, 108):  # checksums with and without their highest bit
+        index, value = 7 * np.arange(entries, dtype=np.int32), np.ones(entries, np.float32)
+        message = message_of(pack_arguments(index, value, KINDS["fp32"]))
+        assert message[0] < 0
+        assert_same(device, Host(), "inspect_packed", (message[:left],))
 
 
 def test_a_message_is_packed_with_one_wait_and_unpacked_with_none(device, monkeypatch):
