@@ -139,8 +139,8 @@ def packed_case(case):
 
 
 def message_of(arguments) -> np.ndarray:
-    index, value, kind, message, error = arguments
-    return message[: reference.pack(index, value.copy(), kind, message, error)]
+    index, value, kind, message, error = (np.copy(argument) for argument in arguments)
+    return message[: reference.pack(index, value, int(kind), message, error)]
 
 
 def inspect_arguments(case):

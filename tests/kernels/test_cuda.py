@@ -163,6 +163,13 @@ def test_values_packed(device, kind, magnitudes):
     assert check_message(device, np.arange(entries), value, kind) == GAPS
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_few_entries_are_plain(device, kind):
+    """With 3 of them it takes a look at the gaps to know."""
+    for entries in range(4):
+        assert check_message(device, 2**20 * np.arange(entries), np.full(entries, 0.1, np.float32), kind) is None
+
+
 def test_gaps_of_every_width(device):
     """The last gap of a block is the widest; of the last block, which is not full, the first."""
     gaps = np.zeros(30 * BLOCK + 5, np.int64)
@@ -172,6 +179,15 @@ def test_gaps_of_every_width(device):
         index = np.cumsum(np.append(0, wide + 1))
         assert index[-1] <= LAST_INDEX
         assert check_message(device, index, np.empty(0, np.float32), "none") == GAPS
+
+
+@pytest.mark.parametrize("left", [1, 2, 3, 4, 20])
+def test_what_is_left_of_a_message_is_inspected(device, left):
+    for entries in range(100, 108):  # checksums with and without their highest bit
+        index, value = 7 * np.arange(entries, dtype=np.int32), np.ones(entries, np.float32)
+        message = message_of(pack_arguments(index, value, KINDS["fp32"]))
+        assert message[0] < 0
+        assert_same(device, Host(), "inspect_packed", (message[:left],))
 
 
 def test_a_message_is_packed_with_one_wait_and_unpacked_with_none(device, monkeypatch):
