@@ -140,7 +140,9 @@ def take_step(reducer: Any, x: Any) -> Step:
 def run(
     name: str, law: str, *, n: int, size: int, steps: int, dtype: str = "float32", seed: int = 0, **options: Any
 ) -> list[list[Step]]:
-    """The calls of every step, one for each rank."""
+    """The calls of every step, one for each rank. In coordinates, of which the bounds speak, unless told otherwise."""
+    if name in SPARSE:
+        options.setdefault("codec", "coo")
 
     def body(transport):
         reducer = okrt.reducer(name, transport=transport, **options)

@@ -47,7 +47,7 @@ class SparseReducer(Reducer):
         *,
         density: float = 0.01,
         selector: str | None = None,
-        codec: str = "coo",
+        codec: str = "packed",
         values: str = "fp32",
         dense_steps: int = 0,
         complete: bool = False,

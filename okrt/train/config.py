@@ -69,7 +69,7 @@ class ReducerTable(Table):
     complete: bool = False
     """what is delivered of a coordinate is all that any rank holds of it"""
     selector: Literal[tuple(SELECTORS)] | None = None  # type: ignore[valid-type]
-    codec: Literal[CODECS] = "coo"  # type: ignore[valid-type]
+    codec: Literal[CODECS] = "packed"  # type: ignore[valid-type]
     values: Literal[VALUES] = "fp32"  # type: ignore[valid-type]
     """as which values travel; 16 bits need codec = 'packed'"""
     nan: Literal["raise", "skip"] = "raise"

@@ -37,7 +37,8 @@ def test_costs_are_those_of_the_paper(name, words):
 
 def test_exact_words_of_topka_and_dense():
     size, n = 4, 1000
-    for name, options, words in (("topka", {"density": 0.1}, 2 * 100 * 3), ("dense", {}, 2 * n * 3 // 4)):
+    coo = {"density": 0.1, "codec": "coo"}
+    for name, options, words in (("topka", coo, 2 * 100 * 3), ("dense", {}, 2 * n * 3 // 4)):
         (ranks,) = run(name, "normal", n=n, size=size, steps=1, **options)
         for r in ranks:
             assert words <= r.stats.words_received <= words + control_words(size)
@@ -62,7 +63,7 @@ def test_topkdsa_sends_full_regions_dense():
         x = np.zeros(n, np.float32)
         x[transport.rank : width : size] = 1 + transport.rank
         x[width + 1 + transport.rank] = 9
-        reducer = okrt.reducer("topkdsa", density=0.1, transport=transport)
+        reducer = okrt.reducer("topkdsa", density=0.1, codec="coo", transport=transport)
         step = take_step(reducer, x)
         gathered = transport.ledger.phases["gather"].bytes_received // 4
         return step, gathered

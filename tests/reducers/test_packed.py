@@ -32,7 +32,8 @@ def test_float32_values_give_the_bits_of_coordinates(name, size, complete):
     # Where the words of oktopk are cut to its bound, the word more that a message may take shifts the cut.
     for law, n, density in cases[:1] if name == "oktopk" and complete else cases:
         options = {"n": n, "size": size, "steps": 4, "density": density, "complete": complete}
-        for coo, packed in zip(run(name, law, **options), run(name, law, codec="packed", **options), strict=True):
+        of_codecs = (run(name, law, codec=codec, **options) for codec in ("coo", "packed"))
+        for coo, packed in zip(*of_codecs, strict=True):
             for a, b in zip(coo, packed, strict=True):
                 assert a.result.tobytes() == b.result.tobytes()
                 assert a.after.tobytes() == b.after.tobytes()
@@ -199,6 +200,10 @@ def test_another_number_of_entries_than_announced(monkeypatch):
 
     with pytest.raises(MessageError, match=r"from rank \d has \d+ entries instead of \d+"):
         run_ranks(3, body)
+
+
+def test_packed_is_the_default():
+    assert okrt.reducer("oktopk").codec == "packed" and okrt.reducer("oktopk").values == "fp32"
 
 
 def test_bad_options():
