@@ -18,7 +18,8 @@ REDUCERS: dict[str, type[Reducer]] = {kind.name: kind for kind in (Dense, TopkA,
 
 
 def reducer(name: str, **options: Any) -> Reducer:
-    """The reducer of that name. All take nan, transport; sparse: density, selector, codec, dense_steps, complete."""
+    """The reducer of that name. All take nan, transport; sparse: density, selector, codec, values, dense_steps,
+    complete."""
     kind = REDUCERS[check_choice("reducer", name, REDUCERS)]
     return kind(**checked_options(kind, options))
 
