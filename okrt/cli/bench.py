@@ -113,8 +113,10 @@ def check_options(names: list[str], elements: int, density: float, lab: str | No
             raise UsageError(f"--reducers: unknown {name!r}: choose from {', '.join([*REDUCERS, GLOO])}")
         if chosen and name in EXACT:
             raise UsageError(f"--reducers: {text}: {name} has no options here")
+        if "density" in chosen:
+            raise UsageError(f"--reducers: {text}: the density is that of --density, for all reducers")
         if chosen:
-            checked_options(REDUCERS[name], {"density": density} | chosen)
+            checked_options(REDUCERS[name], chosen)
     if not 0 < density <= 1:
         raise UsageError(f"--density is {density}: it must be above 0 and at most 1")
     if elements < 1:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from okrt.cli import measure as measure_module
-from okrt.cli.measure import measure
+from okrt.cli.measure import measure, parsed
 from okrt.reducers import Cost
 from okrt.sweep.spec import Repeat
 from tests.threads import run_ranks
@@ -78,3 +78,9 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(measured(monkeypatch, shaky, warmup=3, at_least=1, at_most=1)) == 1
     # Within two thirds to either side of 1.5 is 1 and 2: a wide interval is enough if the user says so.
     assert len(measured(monkeypatch, shaky, warmup=0, at_least=8, at_most=50, within=0.34)) == 8
+
+
+def test_options_of_a_reducer() -> None:
+    assert parsed("oktopk") == ("oktopk", {})
+    expected = {"codec": "coo", "complete": True, "dense_steps": 3}
+    assert parsed("topka:codec=coo:complete=true:dense_steps=3") == ("topka", expected)
