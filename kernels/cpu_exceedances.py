@@ -6,7 +6,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from okrt.kernels.compile_lock import compile_lock
-from okrt.kernels.cpu import _GRADIENTS, _OPTIONS, _WORD, BLOCK, LANES, accumulate_select
+from okrt.kernels.cpu import _GRADIENTS, _WORD, BLOCK, LANES, _compiled, accumulate_select
 
 COUNT, TOTAL, SQUARES, MANTISSA, EXPONENT = range(5)
 COLUMNS = 5
@@ -71,10 +71,6 @@ def _normalized(typing_context, x):
         return builder.bitcast(builder.or_(bits, ir.Constant(_LONG, 1023 << 52)), ir.DoubleType())
 
     return types.float64(types.float64), generate
-
-
-def _compiled(*signatures):
-    return njit(list(signatures), **_OPTIONS)
 
 
 with compile_lock():

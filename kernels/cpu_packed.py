@@ -7,7 +7,7 @@ from numba.extending import intrinsic
 
 from okrt.kernels.bits import MAGNITUDE_MASK
 from okrt.kernels.compile_lock import compile_lock
-from okrt.kernels.cpu import _OPTIONS, _WORD, _widen
+from okrt.kernels.cpu import _WORD, _compiled, _trailing_zeros, _widen
 from okrt.kernels.packed import (
     BITMAP,
     BLOCK,
@@ -102,18 +102,6 @@ def _width(typing_context, x):
     return types.int64(types.int64), generate
 
 
-@intrinsic
-def _trailing_zeros(typing_context, x):
-    def generate(context, builder, signature, args):
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), generate
-
-
-def _compiled(*signatures, **options):
-    return njit(list(signatures), **_OPTIONS, **options)
-
-
 with compile_lock():
 
     @_compiled(types.int64(_message, types.int64))
@@ -156,7 +144,7 @@ with compile_lock():
     @_compiled(types.int64(_i4, _i4))
     def _measure_gaps(index, message):
         """Writes the width of each block; returns how many words widths and blocks take."""
-        count = max(0, index.size - 1)
+        count = index.size - 1
         blocks = (count + BLOCK - 1) // BLOCK
         length = (blocks + 3) // 4
         message[HEADER : HEADER + length] = 0
@@ -174,7 +162,7 @@ with compile_lock():
 
     @_compiled(types.void(_i4, _i4))
     def _write_gaps(index, message):
-        count = max(0, index.size - 1)
+        count = index.size - 1
         blocks = (count + BLOCK - 1) // BLOCK
         at = HEADER + (blocks + 3) // 4
         widths = message[HEADER:at].view(np.uint8)
@@ -284,7 +272,7 @@ with compile_lock():
                 bits = np.uint64(np.uint32(message[word]))
                 first = np.int64(message[2]) + 32 * (word - HEADER)
                 while bits != 0:
-                    index_out[at] = first + _trailing_zeros(bits)
+                    index_out[at] = first + np.int64(_trailing_zeros(bits))
                     bits &= bits - np.uint64(1)
                     at += 1
         else:

@@ -87,7 +87,7 @@ class OkTopk(SparseReducer):
         control_words = transport.ledger.words_received
         with transport.ledger.phase("split"):
             parts = [slice(cuts[region], cuts[region + 1]) for region in np.argsort(self._partition.owners)]
-            index, total, lost = self._region_sum(selection, parts, coming)
+            index, total, lost = self._region_sum(selection.index, selection.value, parts, coming)
         self._split_words = transport.ledger.words_received - control_words
         return selection, index, total, lost
 
@@ -243,7 +243,7 @@ class OkTopk(SparseReducer):
         for region, entries in come.items():
             coming[owners[region]] = entries
         # No index comes twice: the sum of what comes is what comes.
-        index, total, lost = self._moved(Selection(index, total, 0.0), parts, coming)
+        index, total, lost = self._moved(index, total, parts, coming)
         return index, total, even, lost
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import numpy as np
 
 from okrt.codec import Codec
 from okrt.reducers.merging import Inbox, Lost, SortedSum, Words
-from okrt.select import Selection
 from okrt.transport import Transport
 
 
@@ -21,14 +20,13 @@ class RegionSum:
         self._sum = SortedSum(kernels)
 
     def __call__(
-        self, selection: Selection, parts: Sequence[slice], coming: np.ndarray
+        self, index: Any, value: Any, parts: Sequence[slice], coming: np.ndarray
     ) -> tuple[Any, Any, tuple[Lost, ...]]:
-        """Indexes and sums of this rank's region, good until the next call, and what rounding took from the selection.
+        """Indexes and sums of this rank's region, good until the next call, and what rounding took from the entries.
 
-        parts[i] of the selection go to rank i; coming[i] entries will come from it.
+        parts[i] of the entries go to rank i; coming[i] entries will come from it.
         """
         rank, codec = self._transport.rank, self._codec
-        index, value = selection.index, selection.value
         error = self._error(index.size if codec.is_lossy else 0).view(np.float32)
         self._kernels.clear(error[parts[rank]])
         going = [codec.room(part.stop - part.start) if part.stop > part.start else 0 for part in parts]

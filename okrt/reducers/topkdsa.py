@@ -41,7 +41,8 @@ class TopkDSA(SparseReducer):
         cuts = self._kernels.cuts(selection.index, bounds)
         with transport.ledger.phase("split"):
             coming = transport.alltoall(np.diff(cuts).astype(np.int32))
-            index, total, lost = self._region_sum(selection, [slice(*ends) for ends in pairwise(cuts)], coming)
+            parts = [slice(*ends) for ends in pairwise(cuts)]
+            index, total, lost = self._region_sum(selection.index, selection.value, parts, coming)
         with transport.ledger.phase("gather"):
             index, total, rounded = self._gather_regions(index, total, bounds)
         return Delivered(index, total, selection.index, (*lost, *rounded))
