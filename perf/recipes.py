@@ -137,7 +137,7 @@ def summary(rows: list[dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"of: {', '.join(RECIPES)} (all if none is given)")
+    parser.add_argument("names", nargs="*", help=f"of: {'; '.join(RECIPES)} (all if none is given)".replace("%", "%%"))
     parser.add_argument("--job", default="gpt_bytes")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--ranks", type=int, default=4)

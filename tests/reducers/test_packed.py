@@ -17,7 +17,7 @@ from tests.laws import (
     take_step,
     wide,
 )
-from tests.threads import MailTransport, run_ranks
+from tests.threads import ThreadTransport, run_ranks
 
 each_reducer = pytest.mark.parametrize("name", SPARSE)
 SHORT = ("fp16", "bf16")
@@ -120,7 +120,7 @@ def test_with_the_thresholds_of_sidco(name, selector):
                     assert 0.95 * r.stats.k <= r.stats.selected_local <= 1.05 * r.stats.k
 
 
-class Damaging(MailTransport):
+class Damaging(ThreadTransport):
     """Rank 1 gets messages that are not what was sent, in one phase."""
 
     phase, damage = "", staticmethod(lambda message: message)
@@ -162,7 +162,6 @@ def emptied(message):
 )
 def test_damaged_messages_are_refused(name, phase, k, values, damage, monkeypatch):
     n, size = 40 * k, 4
-    monkeypatch.setattr("tests.threads.MailTransport", Damaging)
     monkeypatch.setattr(Damaging, "phase", phase)
     monkeypatch.setattr(Damaging, "damage", staticmethod(damage))
 
@@ -170,16 +169,15 @@ def test_damaged_messages_are_refused(name, phase, k, values, damage, monkeypatc
         options = {"density": k / n, "codec": "packed", "values": values}
         return okrt.reducer(name, transport=transport, **options).allreduce(gradient("normal", n, transport.rank, 4, 0))
 
-    monkeypatch.setattr("tests.threads.LIMIT_S", 1)  # that the others wait for rank 1
     if (name, phase) == ("gtopk", "reduce"):
         size = 2  # rank 1 only sends there
         monkeypatch.setattr(Damaging, "receive", lambda self, peer, out: damaged_receive(self, peer, out, damage))
     with pytest.raises(MessageError, match=r"from rank \d"):
-        run_ranks(size, body)
+        run_ranks(size, body, Damaging)
 
 
 def damaged_receive(transport, peer, out, damage):
-    length = MailTransport.receive(transport, peer, out)
+    length = ThreadTransport.receive(transport, peer, out)
     return damage(out[:length]).size if transport.ledger._current == "reduce" else length
 
 
@@ -190,7 +188,6 @@ def test_another_number_of_entries_than_announced(monkeypatch):
     def repeated(message):
         return first.setdefault(0, message.copy())
 
-    monkeypatch.setattr("tests.threads.MailTransport", Damaging)
     monkeypatch.setattr(Damaging, "phase", "split")
     monkeypatch.setattr(Damaging, "damage", staticmethod(repeated))
 
@@ -199,7 +196,7 @@ def test_another_number_of_entries_than_announced(monkeypatch):
         return reducer.allreduce(gradient("layers", 5000, transport.rank, 3, 0))
 
     with pytest.raises(MessageError, match=r"from rank \d has \d+ entries instead of \d+"):
-        run_ranks(3, body)
+        run_ranks(3, body, Damaging)
 
 
 def test_packed_is_the_default():
