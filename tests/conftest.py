@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
-import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -141,30 +140,12 @@ def start() -> Start:
 
 @pytest.fixture(scope="module")
 def simulator() -> Iterator[None]:
-    """Numba's simulator of CUDA: its threads are Python's and one of them polls, so Python is to switch often.
-
-    That shows a race of the simulator: two threads that ask for the same shared array at once may get two. Here they
-    ask one after the other.
-    """
+    """Numba's simulator of CUDA, its threads in turn."""
     pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'okrt[cuda12]'")
     if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
         pytest.skip("set NUMBA_ENABLE_CUDASIM=1, as make test does")
-    from numba.cuda.np import numpy_support
-    from numba.cuda.simulator.kernelapi import FakeCUDAShared
+    from tests.simulator import Block, kernel
 
-    lock = threading.Lock()
-
-    def array(self: Any, shape: int, dtype: Any) -> np.ndarray:
-        frame = sys._getframe(1)
-        with lock:
-            place = (frame.f_code, frame.f_lineno)
-            if place not in self._allocations:
-                self._allocations[place] = np.empty(shape, numpy_support.as_dtype(dtype))
-            return self._allocations[place]
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FakeCUDAShared, "array", array)
+        patch.setattr(kernel, "BlockManager", Block)
         yield
-    sys.setswitchinterval(before)
