@@ -144,8 +144,6 @@ def simulator() -> Iterator[None]:
     pytest.importorskip("numba_cuda", reason="needs numba-cuda: pip install 'okrt[cuda12]'")
     if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
         pytest.skip("set NUMBA_ENABLE_CUDASIM=1, as make test does")
-    from tests.simulator import Block, kernel
+    from tests.simulator import installed
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "BlockManager", Block)
-        yield
+    yield from installed()

@@ -9,7 +9,7 @@ import torch
 
 import okrt
 from okrt.reducers import StepStats
-from tests.threads import run_ranks
+from tests.ranks import run_ranks
 
 Law = Callable[[np.random.Generator, int, int, int, int], np.ndarray]
 CHANGE_STEP = 4  # when `jump` and `drop` change scale

@@ -1,66 +1,51 @@
 """Numba's simulator of CUDA with the threads of a block in turn, each until it waits for the others or ends.
 
-Its own scheduler lets them run at once, and polls: most of the time goes to the fight for Python's lock. Here the order
-is drawn anew whenever all have come to a barrier, so that a barrier that is missing is noticed, and in every run.
+Its own threads are Python's, which mostly fight for Python's lock. Here the order is drawn anew whenever all have come
+to a barrier, so that a barrier that is missing is noticed, and in every run.
 """
 
 import random
-import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import greenlet
 import numpy as np
-from numba.cuda.simulator import kernel
+import pytest
+from numba.cuda.simulator import kernel, kernelapi
 
-LIMIT_S = 60
 
+class Thread(greenlet.greenlet):
+    """One of a block; `cuda.threadIdx` and the like ask the one that runs."""
 
-class Thread(kernel.BlockThread):
-    def __init__(self, body: Callable[[], None], block: "Block", place: tuple[int, ...], own: tuple[int, ...]) -> None:
-        super().__init__(body, block, place, own, debug=False)
-        self.turn = threading.Lock()
-        self.turn.acquire()
-
-    def run(self) -> None:
-        self.turn.acquire()
-        super().run()
-        self._manager.ended(self)
+    def __init__(self, block: "Block", place: tuple[int, ...], own: tuple[int, ...], body: Any) -> None:
+        super().__init__(body)
+        self.blockIdx, self.threadIdx = kernel.Dim3(*place), kernel.Dim3(*own)
+        self.thread_id = np.ravel_multi_index(own, block.shape, order="F")
 
     def syncthreads(self) -> None:
-        self._manager.pass_on()
-        self.turn.acquire()
-        if self.abort:
-            raise RuntimeError("another thread of the block has failed")
+        self.parent.switch()
 
 
-class Block(kernel.BlockManager):
+class Block:
     order = random.Random(0)
 
-    def run(self, grid_point: tuple[int, ...], *args: Any) -> None:
-        threads = [Thread(lambda: self._f(*args), self, grid_point, own) for own in np.ndindex(*self._block_dim)]
-        self._alive, self._next, self._finished = list(threads), list[Thread](), threading.Event()
-        for thread in threads:
-            thread.start()
-        self.pass_on()
-        if not self._finished.wait(LIMIT_S):
-            raise TimeoutError(f"block {grid_point} has not ended after {LIMIT_S} s")
-        failed = [thread.exception for thread in threads if thread.exception and not thread.abort]
-        if failed:
-            raise failed[0][0].with_traceback(failed[0][1])
+    def __init__(self, function: Any, grid: tuple[int, ...], shape: tuple[int, ...], debug: bool) -> None:
+        self._function, self.shape = function, shape
 
-    def pass_on(self) -> None:
-        """To the next of this round, or to the first of a new one."""
-        if not self._next:
-            self._next = list(self._alive)
-            self.order.shuffle(self._next)
-        if self._next:
-            self._next.pop().turn.release()
-        else:
-            self._finished.set()
+    def run(self, place: tuple[int, ...], *args: Any) -> None:
+        alive = [Thread(self, place, own, self._function) for own in np.ndindex(*self.shape)]
+        start = args
+        while alive:
+            self.order.shuffle(alive)
+            for thread in alive:
+                thread.switch(*start)
+            start = ()
+            alive = [thread for thread in alive if not thread.dead]
 
-    def ended(self, thread: Thread) -> None:
-        self._alive.remove(thread)
-        if thread.exception:
-            for other in self._alive:
-                other.abort = True
-        self.pass_on()
+
+def installed() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "BlockManager", Block)
+        patch.setattr(kernelapi, "threading", SimpleNamespace(current_thread=greenlet.getcurrent))
+        yield

@@ -11,7 +11,7 @@ from okrt.cli import measure as measure_module
 from okrt.cli.measure import measure, parsed
 from okrt.reducers import Cost
 from okrt.sweep.spec import Repeat
-from tests.threads import run_ranks
+from tests.ranks import run_ranks
 
 CLOCK = threading.local()
 

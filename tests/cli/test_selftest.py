@@ -17,7 +17,7 @@ from okrt.kernels.host import Host
 from okrt.perf.kernel_checks import names
 from okrt.perf.reducer_checks import check_reducer
 from okrt.reducers import OkTopk
-from tests.threads import run_ranks
+from tests.ranks import run_ranks
 
 SMALL = ["selftest", "--device", "cpu", "--elements", "3000"]
 

@@ -7,7 +7,7 @@ import torch
 import okrt
 from okrt.errors import DtypeError, NonFiniteGradient, PeerError, PlanMismatch, UsageError
 from tests.laws import SPARSE, bits
-from tests.threads import run_ranks
+from tests.ranks import run_ranks
 
 N = 12
 GOOD = np.arange(1, N + 1, dtype=np.float32)

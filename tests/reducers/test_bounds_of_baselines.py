@@ -7,7 +7,7 @@ import okrt
 from okrt.feedback import Residual
 from okrt.reducers import REDUCERS
 from tests.laws import BASELINES, check_conservation, check_identical, gradient, run, take_step
-from tests.threads import run_ranks
+from tests.ranks import run_ranks
 
 
 def control_words(size: int) -> int:

@@ -23,7 +23,7 @@ from tests.laws import (
     take_step,
     wide,
 )
-from tests.threads import run_ranks
+from tests.ranks import run_ranks
 
 SIZES = [1, 2, 3, 4, 5, 7, 8]
 EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}

@@ -20,7 +20,7 @@ from tests.laws import (
     oktopk_limit,
     run,
 )
-from tests.threads import run_ranks
+from tests.ranks import run_ranks
 
 # Below the first of these everything goes to all ranks; the second is the first k that is split into regions.
 SWITCH = {3: (33, 34), 4: (16, 17), 5: (10, 11), 7: (7, 8), 8: (6, 7), 12: (4, 5)}

@@ -17,7 +17,7 @@ from tests.laws import (
     take_step,
     wide,
 )
-from tests.threads import ThreadTransport, run_ranks
+from tests.ranks import LocalTransport, run_ranks
 
 each_reducer = pytest.mark.parametrize("name", SPARSE)
 SHORT = ("fp16", "bf16")
@@ -120,7 +120,7 @@ def test_with_the_thresholds_of_sidco(name, selector):
                     assert 0.95 * r.stats.k <= r.stats.selected_local <= 1.05 * r.stats.k
 
 
-class Damaging(ThreadTransport):
+class Damaging(LocalTransport):
     """Rank 1 gets messages that are not what was sent, in one phase."""
 
     phase, damage = "", staticmethod(lambda message: message)
@@ -177,7 +177,7 @@ def test_damaged_messages_are_refused(name, phase, k, values, damage, monkeypatc
 
 
 def damaged_receive(transport, peer, out, damage):
-    length = ThreadTransport.receive(transport, peer, out)
+    length = LocalTransport.receive(transport, peer, out)
     return damage(out[:length]).size if transport.ledger._current == "reduce" else length
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from okrt.reducers.oktopk import quota
 from okrt.reducers.partition import Partition, apportion, even_cuts, fitting_blocks, moves, needs_balance
-from tests.threads import run_ranks
+from tests.ranks import run_ranks
 
 counts_lists = st.lists(st.integers(0, 10_000), min_size=1, max_size=9)
 

@@ -25,7 +25,7 @@ import okrt.train.checkpoint
 import okrt.train.tree
 from okrt.errors import PeerError, PlanMismatch, UsageError
 from okrt.train.checkpoint import Checkpoints, Saved
-from tests.threads import run_ranks
+from tests.ranks import run_ranks
 
 INTEGERS = [f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64)]
 NUMPY_DTYPES = ["bool", *INTEGERS, "float16", "float32", "float64", "complex64"]
@@ -516,7 +516,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from okrt.train.checkpoint import Checkpoints
-from tests.threads import run_ranks
+from tests.ranks import run_ranks
 
 ON_DISK = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir")
 folder = Path(sys.argv[1])

@@ -1,73 +1,28 @@
-"""Ranks as threads of one process: a second transport, so that any number of ranks runs without MPI.
+"""Ranks in one process: a second transport, so that any number of ranks runs without MPI.
 
-One rank runs at a time, until it waits for another: threads that ran at once would mostly fight for Python's lock.
+They run in turn, each until it waits for another: as threads they would mostly fight for Python's lock.
 """
 
-import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from greenlet import getcurrent, greenlet
 
 from okrt.transport import Ledger
-
-LIMIT_S = 30
-
-
-class OthersFailed(Exception):
-    """A rank ends because another has failed, or because all of them wait."""
-
-
-class Turns:
-    """Who runs: the ranks in turn, each until it waits."""
-
-    def __init__(self, size: int) -> None:
-        self._locks = [threading.Lock() for _ in range(size)]  # that of the rank whose turn it is is free
-        for lock in self._locks[1:]:
-            lock.acquire()
-        self._running = list(range(size))
-        self._failed = False
-        self._in_vain = 0  # turns in a row that brought nobody on
-
-    def begin(self, rank: int) -> None:
-        if not self._locks[rank].acquire(timeout=LIMIT_S):
-            raise TimeoutError(f"rank {rank} has waited {LIMIT_S} s for its turn")
-
-    def wait(self, rank: int, there: Callable[[], bool], what: str) -> None:
-        while not there():
-            self._in_vain += 1
-            if self._in_vain > 2 * len(self._running):
-                raise OthersFailed(f"rank {rank} waits for {what}, and every other rank waits, too, or has ended")
-            self._pass_on(rank)
-            self.begin(rank)
-            if self._failed:
-                raise OthersFailed(f"rank {rank} waits for {what}, another rank has failed")
-        self._in_vain = 0
-
-    def end(self, rank: int, failed: bool) -> None:
-        self._failed |= failed
-        self._in_vain = 0
-        self._pass_on(rank)
-        self._running.remove(rank)
-
-    def _pass_on(self, rank: int) -> None:
-        after = self._running[(self._running.index(rank) + 1) % len(self._running)]
-        self._locks[after].release()
 
 
 class Shared:
     """What the ranks have in common."""
 
     def __init__(self, size: int) -> None:
-        self.turns = Turns(size)
         self.swaps = [0] * size  # that each rank has begun
         self.slots: list[list[Any]] = [[None] * size, [None] * size]  # of even and of odd swaps
         self.mail: dict[tuple[int, int], deque[np.ndarray]] = defaultdict(deque)
 
 
-class ThreadTransport:
+class LocalTransport:
     """Every collective call is a swap of objects; counts traffic as the ledger says."""
 
     def __init__(self, rank: int, shared: Shared) -> None:
@@ -76,12 +31,16 @@ class ThreadTransport:
         self.idle = iter(())
         self._shared = shared
 
+    def _wait(self, there: Callable[[], bool], what: str) -> None:
+        if not there():
+            getcurrent().parent.switch(there, what)
+
     def _swap(self, mine: Any) -> list[Any]:
         number, swaps = self._shared.swaps[self.rank], self._shared.swaps
         slots = self._shared.slots[number % 2]
         slots[self.rank] = mine
         swaps[self.rank] += 1
-        self._shared.turns.wait(self.rank, lambda: min(swaps) > number, f"all ranks in swap {number}")
+        self._wait(lambda: min(swaps) > number, f"call {number} of all ranks")
         return list(slots)
 
     def allreduce(self, array: np.ndarray, op: str) -> None:
@@ -125,30 +84,27 @@ class ThreadTransport:
 
     def receive(self, peer: int, out: np.ndarray) -> int:
         box = self._shared.mail[peer, self.rank]
-        self._shared.turns.wait(self.rank, lambda: bool(box), f"a message from rank {peer}")
+        self._wait(lambda: bool(box), f"a message from rank {peer}")
         message = box.popleft()
         out[: message.size] = message
         self.ledger.record(received=message.nbytes, messages=1)
         return message.size
 
 
-def run_ranks(size: int, body: Callable[[Any], Any], transport: type[ThreadTransport] = ThreadTransport) -> list[Any]:
-    """body(transport) on each of `size` ranks; their results in the order of ranks."""
+def run_ranks(size: int, body: Callable[[Any], Any], transport: type[LocalTransport] = LocalTransport) -> list[Any]:
+    """body(transport) on each of `size` ranks; their results in the order of ranks. The first error ends them all."""
     shared = Shared(size)
-
-    def run(rank: int) -> Any:
-        failed = True
-        shared.turns.begin(rank)
-        try:
-            result = body(transport(rank, shared))
-            failed = False
-            return result
-        finally:
-            shared.turns.end(rank, failed)
-
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(run, rank) for rank in range(size)]
-    errors = [error for future in futures if (error := future.exception())]
-    if errors:
-        raise next((error for error in errors if not isinstance(error, OthersFailed)), errors[0])
-    return [future.result() for future in futures]
+    ranks = [greenlet(lambda rank=rank: body(transport(rank, shared))) for rank in range(size)]
+    results: list[Any] = [None] * size
+    waiting: dict[int, tuple[Callable[[], bool], str]] = {rank: (lambda: True, "its start") for rank in range(size)}
+    while waiting:
+        ready = [rank for rank, (there, _) in waiting.items() if there()]
+        assert ready, f"every rank waits: {[f'{rank} for {what}' for rank, (_, what) in waiting.items()]}"
+        for rank in ready:
+            del waiting[rank]
+            answer = ranks[rank].switch()
+            if ranks[rank].dead:
+                results[rank] = answer
+            else:
+                waiting[rank] = answer
+    return results
