@@ -15,12 +15,9 @@ import hypothesis
 import pytest
 from mpi4py import MPI
 
-from okrt.transport import mpi as transport
-
 WHO = f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}"
 ALONE = MPI.COMM_WORLD.size == 1
 FIRST = "tests/test_many_ranks.py"
-NAP_S = 2e-4  # ten times that of a cluster, where each rank has a core
 FORWARD_S = 0.3  # mpiexec ends at once on an abort, with what it has not yet passed on
 HEAD_START_S = 0.5  # the name of a hanging test is out before pytest-timeout dumps the stacks
 
@@ -81,9 +78,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(NameWhatHangs())
     if not ALONE:
         config.pluginmanager.register(EndTheJob(config))
-    if MPI.COMM_WORLD.size > len(os.sched_getaffinity(0)):
-        # Ranks that wait leave the cores to those that compute.
-        transport._NAP_S = NAP_S
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

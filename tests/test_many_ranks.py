@@ -8,7 +8,7 @@ import pytest
 SIZES = (5, 7, 8)
 REDUCERS = 6
 # Whether results are right, not what is refused: that does not depend on the number of ranks. Types, lengths,
-# densities and gradients of all kinds are tried with ranks as threads, and with real ones up to four.
+# densities and gradients of all kinds are tried with ranks in one process, and with real ones up to four.
 CASES = {
     "dense_is_the_mean and (70001-float32 or [1-float16)": 2,
     "density_1_is_the_mean and float32": REDUCERS - 1,

@@ -16,7 +16,8 @@ from okrt.transport.ledger import Ledger
 
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX}
 _SPIN_S = 50e-6  # how long a wait keeps its core before it starts to give way to others
-_NAP_S = 20e-6
+_NAP_S = 20e-6, 200e-6  # the first nap and the longest: a rank that waits long leaves its core to those that compute
+_NAP_SHARE = 1 / 16  # of the time waited so far
 _IN_FLIGHT = 8  # peers an exchange talks to at once: enough to fill a link, few enough to spare a switch
 _TAG_EXCHANGE, _TAG_TREE = 1, 2
 
@@ -72,7 +73,7 @@ class MpiTransport:
                 )
             if next(self.idle, True):
                 if waited > _SPIN_S:
-                    time.sleep(_NAP_S)
+                    time.sleep(min(max(_NAP_S[0], _NAP_SHARE * waited), _NAP_S[1]))
                 else:
                     os.sched_yield()
 

@@ -1,4 +1,4 @@
-"""What is measured of many ranks, and when it is enough: with ranks as threads and a clock of their own."""
+"""What is measured of many ranks, and when it is enough: with ranks in one process and a clock of their own."""
 
 import threading
 from types import SimpleNamespace

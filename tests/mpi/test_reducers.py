@@ -19,7 +19,7 @@ RANK, SIZE = COMM.rank, COMM.size
 LAST = SIZE - 1
 SPARSE = [name for name in okrt.reducers() if name != "dense"]
 SHAPES = [(0, 0.01), (1, 0.01), (7, 0.5), (1000, 0.001), (999, 0.1), (12_001, 0.01), (3000, 1.0)]
-IN_16_BITS = [(7, 0.5), (999, 0.1), (12_001, 0.01)]  # others are tried so with ranks as threads
+IN_16_BITS = [(7, 0.5), (999, 0.1), (12_001, 0.01)]  # others are tried so with ranks in one process
 KINDS = ["float32", "float16", "torch bfloat16"]
 HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "torch bfloat16": 2.0**-8}
 HALF_SUBNORMAL = {"float32": 0, "float16": 2.0**-25, "torch bfloat16": 0}

@@ -24,7 +24,7 @@ import okrt
 from okrt.perf.synthetic import SyntheticGradient
 
 world = okrt.init()
-gradient = SyntheticGradient(2_000_000, world.rank, 0)
+gradient = SyntheticGradient(500_000, world.rank, 0)
 
 def interface_bytes():
     for line in open("/proc/self/net/dev"):

@@ -1,4 +1,4 @@
-"""Checkpoints on real files, ranks as threads: exact, complete or not taken, and never at the cost of an older one."""
+"""Checkpoints on real files, ranks in one process: exact, complete or not taken, never at the cost of an older one."""
 
 import ast
 import errno
