@@ -30,12 +30,10 @@ test: export PYTHONDONTWRITEBYTECODE =
 # The CUDA kernels are tested where there is no GPU.
 test: export NUMBA_ENABLE_CUDASIM = 1
 # Three at a time on two cores, since many tests wait more than they compute. Files in the order of tests/conftest.py:
-# by number of tests those that start many ranks, few but long, would come last, on one core. The jobs of a real Slurm
-# have the cores to themselves.
+# by number of tests those that start many ranks, few but long, would come last, on one core.
 test: setup  ## run the tests at 1 rank, then under mpiexec at 2, 3 and 4
 	$(BIN)/python -m pytest --with-mpi -n 3 --dist loadfile --no-loadscope-reorder --durations 12 \
-		--max-worker-restart 0 --ignore tests/slurm tests
-	$(BIN)/python -m pytest --with-mpi tests/slurm
+		--max-worker-restart 0 tests
 	tests/run_mpi.sh $(BIN) 2 3 4
 
 lint: setup  ## ruff, mypy and import-linter

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 WHO = f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}"
 ALONE = MPI.COMM_WORLD.size == 1
-FIRST = "tests/test_many_ranks.py"
+FIRST = ("tests/test_many_ranks.py", "tests/slurm/test_submit.py")
 FORWARD_S = 0.3  # mpiexec ends at once on an abort, with what it has not yet passed on
 HEAD_START_S = 0.5  # the name of a hanging test is out before pytest-timeout dumps the stacks
 
@@ -81,7 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The file that starts the most ranks would be the last, with one core idle."""
+    """The files that start the most ranks and that wait the longest would be the last, with one core idle."""
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 

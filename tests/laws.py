@@ -1,5 +1,6 @@
 """Gradients of every kind, runs over ranks, and what must hold for any of them."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -105,8 +106,17 @@ LAWS: dict[str, Law] = {
 STEADY = ["laplace", "normal", "heavy", "layers", "correlated"]
 
 
-def gradient(law: str, n: int, rank: int, size: int, step: int, seed: int = 0) -> np.ndarray:
+OF_SIZE = {"disjoint", "disjoint_shifted", "interleaved", "one_winner", "cancelling"}  # depend on the number of ranks
+
+
+@functools.lru_cache(maxsize=128)
+def drawn(law: str, n: int, rank: int, size: int | None, step: int, seed: int) -> np.ndarray:
     return LAWS[law](np.random.default_rng([seed, step, rank]), n, rank, size, step).astype(np.float32)
+
+
+def gradient(law: str, n: int, rank: int, size: int, step: int, seed: int = 0) -> np.ndarray:
+    """Drawn once for tests that follow each other with other numbers of ranks."""
+    return drawn(law, n, rank, size if law in OF_SIZE else None, step, seed).copy()
 
 
 def wide(x: Any) -> np.ndarray:

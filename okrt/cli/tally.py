@@ -93,7 +93,7 @@ class Tally:
         for heading in ("", "checks", "outcome", "GB/s", "of a copy"):
             table.add_column(heading, justify="left" if heading in ("", "outcome") else "right")
         for row in self.rows.values():
-            speed = ("", "") if math.isnan(row.gb_per_s) else (f"{row.gb_per_s:.2f}", f"{row.share:.0%}")
+            speed = ("", "") if math.isnan(row.gb_per_s) else (f"{row.gb_per_s:.3g}", f"{row.share:.0%}")
             style = "bold red" if row.what in self.failures else ""
             table.add_row(row.what, str(row.checks or ""), Text(row.note, style), *speed)
         out.print(table)

@@ -43,8 +43,8 @@ def test_without_it_ranks_keep_their_part():
         check_complete(ranks)
 
 
-@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(("k", "size"), [*((k, size) for k in (1, 100) for size in (2, 3, 4, 8)), (2000, 3)])
+@pytest.mark.parametrize("law", LAWS)
 def test_bound_of_oktopk_on_every_step(law, size, k):
     n = 20 * k + 3
     for ranks in run("oktopk", law, n=n, size=size, steps=7, density=k / n, complete=True):

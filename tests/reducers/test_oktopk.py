@@ -32,8 +32,8 @@ def check(ranks):
     check_identical(ranks)
 
 
-@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("k", [1, 100, 2000])
 def test_bound_on_every_step(law, size, k):
     n = 20 * k + 3
@@ -80,8 +80,8 @@ CHANGING = {"moving", "jump", "drop", "ties"}  # the selection moves, or its siz
 FEW = {"cancelling", "zero", "single"}  # fewer than k sums are not zero
 
 
-@pytest.mark.parametrize("law", [law for law in LAWS if law not in CHANGING])
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("law", [law for law in LAWS if law not in CHANGING])
 def test_words_and_counts_on_steady_gradients(law, size):
     k, steps = 1000, 12
     done = run("oktopk", law, n=100 * k, size=size, steps=steps, density=0.01)
