@@ -8,7 +8,7 @@ import pytest
 from okrt.kernels.host import Host
 from okrt.select import SELECTORS
 from okrt.select.sidco import ADAPT_EVERY, RIGHT, STAGES, Sidco
-from tests.laws import gradient, top
+from tests.laws import top
 
 SIDCO = [name for name in SELECTORS if name.startswith("sidco")]
 
@@ -85,24 +85,31 @@ def test_most_steps_take_one_pass(law):
     assert kernels.passes["histogram"] <= 3
 
 
-@pytest.mark.parametrize("law", ["laplace", "gamma 0.6", "generalized pareto 0.2"])
-def test_a_law_that_fits_needs_no_histogram_from_the_first_step_on(law):
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [
+        *(("sidco", law) for law in ("laplace", "gamma 0.6", "generalized pareto 0.2")),
+        *(("sidco-exponential", "laplace"), ("sidco-gamma", "gamma 0.6"), ("sidco-pareto", "generalized pareto 0.2")),
+    ],
+)
+def test_a_law_that_fits_needs_no_histogram_from_the_first_step_on(name, law):
     kernels = Counting()
-    for _ in steps_of(SELECTORS["sidco"](kernels), law, 300_000, 3000, 4, feedback=False):
+    for _ in steps_of(SELECTORS[name](kernels), law, 300_000, 3000, 4, feedback=False):
         pass
     assert kernels.passes == {"histogram": 0, "select": 1, "exceedances": 0}
 
 
 @pytest.mark.parametrize("factor", [100, 0.01])
+@pytest.mark.parametrize("law", ["laplace", "student t 3", "90 % zeros"])
 @pytest.mark.parametrize("name", SIDCO)
-def test_a_jump_in_scale_costs_one_more_pass(name, factor):
+def test_a_jump_in_scale_costs_one_more_pass(name, law, factor):
     """The law knows the new scale, and what it was off by before it is off by again."""
     kernels, n, k = Counting(), 100_000, 1000
     selector = SELECTORS[name](kernels)
-    for step in range(4):
-        selector.select(np.zeros(n, np.float32), gradient("laplace", n, 0, 1, step), k, k)
+    for _ in steps_of(selector, law, n, k, 4, feedback=False):
+        pass
     before = dict(kernels.passes)
-    x = gradient("laplace", n, 0, 1, 4) * np.float32(factor)
+    x = LAWS[law](np.random.default_rng(1), n).astype(np.float32) * np.float32(factor)
     selection = selector.select(np.zeros(n, np.float32), x, k, k)
     assert 0.95 * k <= selection.index.size <= k
     np.testing.assert_array_equal(selection.index, top(x, selection.index.size))
@@ -122,6 +129,23 @@ def test_stages_adapt_until_the_law_alone_is_right(law):
     assert not RIGHT[0] <= first <= RIGHT[1]
     assert selector._stages > 1
     assert abs(math.log(alone)) < 0.5 * abs(math.log(first))
+
+
+def test_the_location_follows_the_scale():
+    """It is not found anew, which takes passes, when gradients grow or fade."""
+    n, k, rng = 100_000, 1000, np.random.default_rng(0)
+    for growth in (1.03, 0.97):
+        kernels = Counting()
+        selector = SELECTORS["sidco-exponential"](kernels)
+        for _ in steps_of(selector, "normal times u**8", n, k, ADAPT_EVERY * (STAGES + 2), feedback=False):
+            pass
+        assert selector._stages > 1 and selector._location > 0
+        before, location = kernels.passes["exceedances"], selector._location
+        for step in range(1, 61):
+            x = LAWS["normal times u**8"](rng, n) * growth**step
+            selector.select(np.zeros(n, np.float32), x.astype(np.float32), k, k)
+        assert kernels.passes["exceedances"] == before
+        assert selector._location / location == pytest.approx(growth**60, rel=0.3)
 
 
 def test_stages_go_back_when_the_data_change():
