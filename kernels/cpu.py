@@ -393,6 +393,19 @@ with compile_lock():
             a += here_a <= here_b
             b += here_b <= here_a
 
+    @_compiled(types.void(_f4, _i4, _f4, _i4, _i4))
+    def keep_lost(residual, index, value, kept, delivered):
+        at, b = 0, 0
+        for a in range(index.size):
+            here = index[a]
+            while at < kept.size and kept[at] < here:
+                at += 1
+            while b < delivered.size and delivered[b] < here:
+                b += 1
+            was_kept = at < kept.size and kept[at] == here
+            if b < delivered.size and delivered[b] == here and not was_kept:
+                residual[here] += value[a]
+
     @_compiled(types.float64(_f4, _f4, _f4_rows, _i4, _f4_rows, *[types.int64] + 5 * [types.float32]))
     def lag_adamw(weight, gradient, moments, index, table, step, lr, bias1, bias2, eps, cap):
         longest = np.float32(table.shape[1] - 1)

@@ -231,11 +231,11 @@ class Host:
     keep_top = staticmethod(cpu.keep_top)
     scatter_add = staticmethod(cpu.scatter_add)
     clear_common = staticmethod(cpu.clear_common)
+    keep_lost = staticmethod(cpu.keep_lost)
     merge_add = staticmethod(cpu.merge_add)
     take = staticmethod(reference.take)
     put = staticmethod(reference.put)
     cuts = staticmethod(reference.cuts)
-    keep_lost = staticmethod(reference.keep_lost)
     mean = staticmethod(reference.mean)
     rounding_error = staticmethod(reference.rounding_error)
 
