@@ -84,7 +84,7 @@ class Sidco(Reuse):
             return fit
         if fit.location > 0:
             fit = self._fit_above(residual, 0.0)
-        self._planned = fit.count
+        self._planned = float(fit.count)
         falling = (k / max(1.0, FIRST_SHARE * fit.count)) ** (1 / max(1, self._stages - 1))
         plans = [FIRST_SHARE * fit.count * falling**stage for stage in range(self._stages - 1)]
         for planned in plans if falling < 1 else ():

@@ -81,6 +81,7 @@ SGD = ["optimizer.name=sgd", "optimizer.momentum=0.9"]
 RECIPES = {
     "dense": ["reducer.name=dense"],
     "oktopk": ["reducer.density_schedule=[[4, 0.5], [8, 0.2]]", "reducer.dense_steps=2"],
+    "sidco": ["reducer.selector=sidco", "reducer.values=fp16"],
     "updates": [*SGD, "reducer.apply=updates", "reducer.clip_norm=1.0", "reducer.momentum_masking=true"],
 }
 # Long enough for thresholds and regions to be found anew on both sides of the break.
