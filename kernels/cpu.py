@@ -395,16 +395,17 @@ with compile_lock():
 
     @_compiled(types.void(_f4, _i4, _f4, _i4, _i4))
     def keep_lost(residual, index, value, kept, delivered):
-        at, b = 0, 0
-        for a in range(index.size):
-            here = index[a]
-            while at < kept.size and kept[at] < here:
-                at += 1
-            while b < delivered.size and delivered[b] < here:
-                b += 1
-            was_kept = at < kept.size and kept[at] == here
-            if b < delivered.size and delivered[b] == here and not was_kept:
-                residual[here] += value[a]
+        in_kept, in_delivered = 0, 0
+        for i in range(index.size):
+            here = index[i]
+            while in_kept < kept.size and kept[in_kept] < here:
+                in_kept += 1
+            while in_delivered < delivered.size and delivered[in_delivered] < here:
+                in_delivered += 1
+            was_kept = in_kept < kept.size and kept[in_kept] == here
+            was_delivered = in_delivered < delivered.size and delivered[in_delivered] == here
+            if was_delivered and not was_kept:
+                residual[here] += value[i]
 
     @_compiled(types.float64(_f4, _f4, _f4_rows, _i4, _f4_rows, *[types.int64] + 5 * [types.float32]))
     def lag_adamw(weight, gradient, moments, index, table, step, lr, bias1, bias2, eps, cap):

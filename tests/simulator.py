@@ -1,7 +1,7 @@
 """Numba's simulator of CUDA with the threads of a block in turn, each until it waits for the others or ends.
 
 Its own threads are Python's, which mostly fight for Python's lock. Here the order is drawn anew whenever all have come
-to a barrier, so that a barrier that is missing is noticed, and in every run.
+to a barrier, from a seed: what depends on the order, as where a barrier is missing, shows, and in every run alike.
 """
 
 import random
