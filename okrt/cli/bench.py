@@ -20,7 +20,7 @@ from okrt.errors import UsageError
 from okrt.reducers import REDUCERS, checked_options
 from okrt.report.statistics import median_interval
 from okrt.sweep.spec import EXACT, GLOO, Repeat
-from okrt.world import World, init
+from okrt.world import World, checking, init
 
 app = typer.Typer(help="Measure.", invoke_without_command=True)
 
@@ -81,10 +81,12 @@ def allreduce(
     Beside each row stands what the alpha-beta model allows the algorithm, with latency and rate from a ping-pong.
     """
     names = reducers.split(",")
-    check_options(names, elements, density, lab, json_file)
     if not started_by_launcher(ranks) and (ranks not in (None, 1) or lab):
+        check_options(names, elements, density, lab, json_file)
         return start_ranks(1 if ranks is None else ranks, lab)
     world = init()
+    with checking(world.transport):
+        check_options(names, elements, density, lab, json_file)
     repeat = Repeat(warmup=warmup, at_least=min(steps, MIN_STEPS), at_most=steps, within=0, max_seconds=max_seconds)
     with progress_bar(world) as progress:
         alpha_s, beta_s = ping(world.transport)

@@ -1,6 +1,5 @@
 """okrt train: a job file becomes a trained model, its metrics and its checkpoints."""
 
-import contextlib
 import shlex
 import socket
 import sys
@@ -12,11 +11,11 @@ import typer
 
 from okrt.cli.launch import console, start_ranks, started_by_launcher
 from okrt.errors import UsageError
+from okrt.train.config import Job, find_job, load_job, read_job
 from okrt.train.stop import StopFlag
-from okrt.world import agree, init
+from okrt.world import agree, checking, init
 
 if TYPE_CHECKING:
-    from okrt.train.config import Job
     from okrt.train.task import Task
 
 
@@ -35,24 +34,32 @@ def train(
     Leaves run.h5 (readable while it runs), checkpoints and result.json in --out. SIGTERM or SIGUSR2 ends it after the
     current step with a checkpoint and exit code 75; --resume goes on, bit for bit on as many ranks.
     """
-    starts_ranks = not started_by_launcher(ranks) and (ranks not in (None, 1) or bool(lab))
+    if not started_by_launcher(ranks) and (ranks not in (None, 1) or lab):
+        path = find_job(job)
+        read_job(path, overrides or ())
+        run_folder(path, out, resume)
+        return start_ranks(1 if ranks is None else ranks, lab)
     stop = StopFlag()
     # From the start: a signal that comes while this loads and compiles must not end it before it has saved a step.
-    with contextlib.nullcontext() if starts_ranks else stop.listening():
-        from okrt.train.config import find_job, load_job
-
-        path = find_job(job)
-        config, module, settings = load_job(path, overrides or ())
-        folder = Path("runs") / path.stem if out is None else out
-        if not resume and any((folder / name).exists() for name in ("run.h5", "checkpoints")):
-            raise UsageError(f"{folder} holds a run already: --resume goes on with it, another --out starts anew")
-        if starts_ranks:
-            return start_ranks(1 if ranks is None else ranks, lab)
+    with stop.listening():
+        # MPI before what takes seconds to load: it keeps a core busy while it waits for ranks that come later.
+        with checking(init().transport):
+            path = find_job(job)
+            config, module, settings = load_job(path, overrides or ())
+            folder = run_folder(path, out, resume)
         return train_here(path, config, module.build, settings, folder, resume, stop)
 
 
+def run_folder(path: Path, out: Path | None, resume: bool) -> Path:
+    """Where the run of that job goes."""
+    folder = Path("runs") / path.stem if out is None else out
+    if not resume and any((folder / name).exists() for name in ("run.h5", "checkpoints")):
+        raise UsageError(f"{folder} holds a run already: --resume goes on with it, another --out starts anew")
+    return folder
+
+
 def train_here(
-    path: Path, config: "Job", build: Callable[..., "Task"], settings: Any, folder: Path, resume: bool, stop: StopFlag
+    path: Path, config: Job, build: Callable[..., "Task"], settings: Any, folder: Path, resume: bool, stop: StopFlag
 ) -> int:
     """As one of the ranks."""
     from okrt.train.loop import run

@@ -161,15 +161,24 @@ def find_job(name: str) -> Path:
     raise UsageError(f"no job file {name}: give the path of one, or the name of a ready job ({names})")
 
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> tuple[Job, ModuleType, BaseModel]:
-    """The job with overrides such as "reducer.density=0.02", the module it names, and that module's settings."""
+def read_job(path: Path, overrides: Sequence[str] = ()) -> tuple[Job, Path, "Place"]:
+    """The job with overrides such as "reducer.density=0.02", the file of the module it names, and where its keys are.
+
+    All is checked but for what only the module knows: loading that takes seconds.
+    """
     text, tree = read_toml(path)
     for override in overrides:
         put(tree, override)
     where = Place(path, text, overrides)
     job = checked(Job, tree, (), where)
-    settings = dict(job.task)
-    module = load_module(path, settings.pop("module", None), where)
+    return job, module_file(path, job.task.get("module"), where), where
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> tuple[Job, ModuleType, BaseModel]:
+    """The job, the module it names, and that module's settings."""
+    job, file, where = read_job(path, overrides)
+    module = load_module(file)
+    settings = {key: value for key, value in job.task.items() if key != "module"}
     return job, module, checked(module.Settings, settings, ("task",), where)
 
 
@@ -197,14 +206,18 @@ def put(tree: dict[str, Any], override: str) -> None:
         tree[names[-1]] = text.strip()
 
 
-def load_module(path: Path, name: Any, where: "Place") -> ModuleType:
+def module_file(path: Path, name: Any, where: "Place") -> Path:
     """name.py beside the job file."""
     file = path.parent / f"{name}.py"
     if not isinstance(name, str) or not file.is_file():
         beside = ", ".join(sorted(f.stem for f in path.parent.glob("*.py") if f.stem != "__init__")) or "none"
         place = where.of(("task", "module"))
         raise UsageError(f"{place}: task.module is {name!r}: a module beside the job is needed ({beside})")
-    spec = importlib.util.spec_from_file_location(f"okrt_job_{name}", file)
+    return file
+
+
+def load_module(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"okrt_job_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # where pydantic looks up the types of Settings

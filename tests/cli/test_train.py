@@ -1,4 +1,4 @@
-"""`okrt train`, as a user starts it, on one rank in this process."""
+"""`okrt train`, as a user starts it, on one rank in this process where nothing needs more."""
 
 import json
 import shutil
@@ -180,3 +180,11 @@ def test_mistakes_in_a_file(command: Command, tmp_path: Path) -> None:
         code, out, err = command("train", job, "--ranks", 2, "--out", tmp_path / "run")
         assert (code, out, err.count("\n")) == (64, "", 1)
         assert told in err
+
+
+def test_a_mistake_under_a_launcher_is_said_once(start: Callable, tmp_path: Path) -> None:
+    done = start("okrt", *SMALL, "--set", "reducer.density=7", "--out", tmp_path / "run", ranks=2)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.startswith("okrt: --set reducer.density=7: reducer.density is 7: ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
