@@ -15,6 +15,7 @@ setup: $(READY)  ## make .venv with everything for CPU work, an MPI included
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m okrt.kernels
 	touch $@
 
 demo: setup  ## train a small GPT with dense and with oktopk: a table, and a picture in runs/demo/ (some 3 minutes)

@@ -18,10 +18,6 @@ class PlanMismatch(UsageError):
     """The ranks do not agree on what they are about to do."""
 
 
-class SharedMistake(UsageError):
-    """A mistake that every rank has found, in the same words: rank 0 tells it."""
-
-
 class NonFiniteGradient(UsageError):
     """NaN or Inf in a gradient."""
 

@@ -1,6 +1,5 @@
 """Start-up and end: MPI, rank and local rank, device, abort on error."""
 
-import contextlib
 import functools
 import os
 import socket
@@ -10,14 +9,13 @@ import time
 import traceback
 import warnings
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from okrt.errors import PeerError, PlanMismatch, SharedMistake, UsageError, exit_code
+from okrt.errors import PeerError, PlanMismatch, UsageError, exit_code
 from okrt.transport import Transport
 
 if TYPE_CHECKING:
@@ -181,20 +179,6 @@ def agree(transport: Transport, plan: dict[str, Any], refusal: UsageError | None
     if refusal:
         raise refusal
     return flag
-
-
-@contextlib.contextmanager
-def checking(transport: Transport) -> Iterator[None]:
-    """A mistake of the user's that one rank finds within is an error on every rank, said once if all find the same."""
-    refusal = None
-    try:
-        yield
-    except UsageError as error:
-        refusal = error
-    complaints = transport.gather_texts(str(refusal or ""))
-    if complaints[0] and len(set(complaints)) == 1:
-        raise SharedMistake(complaints[0])
-    agree(transport, {}, refusal, flag=False)
 
 
 def differences(transport: Transport, plan: dict[str, Any]) -> str:

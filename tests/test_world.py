@@ -14,13 +14,11 @@ from okrt.errors import (
     NonFiniteGradient,
     PeerError,
     PlanMismatch,
-    SharedMistake,
     StallError,
     UsageError,
     exit_code,
 )
-from okrt.world import World, checking, install_abort_hook, launcher_size, positive_setting
-from tests.ranks import LocalTransport, run_ranks
+from okrt.world import World, install_abort_hook, launcher_size, positive_setting
 
 
 @pytest.fixture
@@ -105,30 +103,3 @@ def test_alone_an_error_is_shown_as_ever(capsys: pytest.CaptureFixture[str]) -> 
     error = RuntimeError("broken on purpose")
     sys.excepthook(RuntimeError, error, None)
     assert "RuntimeError: broken on purpose" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (["no file"] * 3, [SharedMistake("no file")] * 3),
-        (["no file"], [SharedMistake("no file")]),
-        (["", "", ""], [None] * 3),
-        (["", "no file", ""], [PeerError("rank 1 refused its input: no file"), UsageError("no file")] * 2),
-        (["no file", "", ""], [UsageError("no file"), *[PeerError("rank 0 refused its input: no file")] * 2]),
-        (["no a", "no a", "no b"], [UsageError("no a"), UsageError("no a"), UsageError("no b")]),
-    ],
-)
-def test_a_mistake_ends_all_ranks_and_is_shared_only_if_all_found_it(
-    found: list[str], expected: list[UsageError | None]
-) -> None:
-    def body(transport: LocalTransport) -> UsageError | None:
-        try:
-            with checking(transport):
-                if found[transport.rank]:
-                    raise UsageError(found[transport.rank])
-        except UsageError as error:
-            return error
-        return None
-
-    told = [(type(error), str(error)) for error in run_ranks(len(found), body)]
-    assert told == [(type(error), str(error)) for error in expected[: len(found)]]

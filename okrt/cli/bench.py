@@ -16,11 +16,12 @@ from rich.table import Table
 
 from okrt.cli.launch import TERMINAL_WIDTH, check_lab, console, start_ranks, started_by_launcher
 from okrt.cli.measure import BYTES, SECONDS, WORDS, Allreduce, alpha_beta_s, measure, parsed, ping
+from okrt.cli.mistakes import checking
 from okrt.errors import UsageError
 from okrt.reducers import REDUCERS, checked_options
 from okrt.report.statistics import median_interval
 from okrt.sweep.spec import EXACT, GLOO, Repeat
-from okrt.world import World, checking, init
+from okrt.world import World, init
 
 app = typer.Typer(help="Measure.", invoke_without_command=True)
 

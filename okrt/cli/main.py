@@ -7,13 +7,14 @@ import typer
 
 from okrt.cli import bench
 from okrt.cli.doctor import doctor
+from okrt.cli.mistakes import KnownToAll
 from okrt.cli.point import point
 from okrt.cli.report import report
 from okrt.cli.selftest import selftest
 from okrt.cli.slurm import slurm
 from okrt.cli.sweep import sweep
 from okrt.cli.train import train
-from okrt.errors import EX_USAGE, SharedMistake, UsageError, exit_code
+from okrt.errors import EX_USAGE, UsageError, exit_code
 from okrt.world import install_abort_hook, job_rank
 
 HELP = "Sparse collectives for training on slow networks. Start it with srun or mpirun, or let --ranks start it."
@@ -48,7 +49,7 @@ def main() -> None:
     except typer.Abort:
         code = 130
     except (UsageError, OSError) as error:
-        if job_rank() is not None and not isinstance(error, SharedMistake):
+        if job_rank() is not None and not isinstance(error, KnownToAll):
             raise
         if not job_rank():
             print(f"okrt: {error}", file=sys.stderr)

@@ -12,8 +12,9 @@ import okrt
 from okrt.buffers import need_cupy
 from okrt.cli.bench import progress_bar
 from okrt.cli.launch import console, start_ranks, started_by_launcher
-from okrt.cli.tally import Row, Tally, named
-from okrt.errors import EX_USAGE, UsageError
+from okrt.cli.mistakes import checking, told_by
+from okrt.cli.tally import Row, Tally
+from okrt.errors import UsageError
 from okrt.perf.kernel_checks import check_kernel, make_inputs, names
 from okrt.perf.kernel_speed import COPY, TRAFFIC_WORDS, speeds
 from okrt.perf.reducer_checks import check_reducer
@@ -45,17 +46,8 @@ def selftest(
     if not started_by_launcher(ranks) and ranks not in (None, 1):
         return start_ranks(ranks, None)
     world = init()
-    place, refusal = None, ""
-    try:
+    with checking(world.transport):
         place = Cpu(world) if device == "cpu" else Gpu(world)
-    except UsageError as error:
-        refusal = str(error)
-    refusals = world.transport.gather_texts(refusal)
-    if any(refusals):
-        if world.rank == 0:
-            print(f"okrt: {told_by(refusals)}", file=sys.stderr)
-        return EX_USAGE
-    assert place is not None
     with progress_bar(world) as progress, place.working():
         tally = Tally(world.transport, progress)
         untried = run_stages(world, place, tally, elements)
@@ -70,12 +62,6 @@ def selftest(
 
 def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
-
-
-def told_by(refusals: list[str]) -> str:
-    """The first of them, and by which ranks if not by all."""
-    who = [rank for rank, text in enumerate(refusals) if text]
-    return ("" if len(who) == len(refusals) else f"{named(who)}: ") + refusals[who[0]]
 
 
 class Cpu:

@@ -16,8 +16,10 @@ from okrt.transport.ledger import Ledger
 
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX}
 _SPIN_S = 50e-6  # how long a wait keeps its core before it starts to give way to others
-_NAP_S = 20e-6, 200e-6  # the first nap and the longest: a rank that waits long leaves its core to those that compute
-_NAP_SHARE = 1 / 16  # of the time waited so far
+# A rank that waits long leaves its core to those that compute. Its naps are a share of the time waited so far, in short
+# waits a larger one; they are limited, since MPI moves data only when it is asked whether it has come.
+_FIRST_NAP_S, _SHORT_NAP_S, _LONGEST_NAP_S = 20e-6, 200e-6, 5e-3
+_SHORT_NAP_SHARE, _NAP_SHARE = 1 / 16, 1 / 500
 _IN_FLIGHT = 8  # peers an exchange talks to at once: enough to fill a link, few enough to spare a switch
 _TAG_EXCHANGE, _TAG_TREE = 1, 2
 
@@ -48,6 +50,12 @@ def thread_level() -> str:
     return {getattr(MPI, name.removeprefix("MPI_")): name for name in names}[MPI.Query_thread()]
 
 
+def nap_s(waited_s: float) -> float:
+    """How long to sleep in a wait that has lasted so long."""
+    short = min(max(_FIRST_NAP_S, _SHORT_NAP_SHARE * waited_s), _SHORT_NAP_S)
+    return min(max(short, _NAP_SHARE * waited_s), _LONGEST_NAP_S)
+
+
 class MpiTransport:
     def __init__(self, comm: MPI.Intracomm, timeout_s: float, is_cuda_aware: Callable[[], bool] | None = None) -> None:
         """is_cuda_aware: whether device memory goes to MPI as it is; by default where MPI is known to take it."""
@@ -73,7 +81,7 @@ class MpiTransport:
                 )
             if next(self.idle, True):
                 if waited > _SPIN_S:
-                    time.sleep(min(max(_NAP_S[0], _NAP_SHARE * waited), _NAP_S[1]))
+                    time.sleep(nap_s(waited))
                 else:
                     os.sched_yield()
 

@@ -57,7 +57,7 @@ def test_dense_gives_the_losses_of_ddp_and_oktopk_trains_too(tmp_path):
     names = ("dense", "ddp", "oktopk")
     write(tmp_path, *names)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OKRT_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [MPIEXEC, "-n", "3", sys.executable, "driver.py", *names]
+    command = [MPIEXEC, "-n", "2", sys.executable, "driver.py", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     dense, ddp, oktopk = losses(tmp_path, *names)

@@ -51,7 +51,7 @@ for name, options in (("dense", {{}}), ("oktopk", {{"density": 0.02}})):
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, 4])
 def test_bytes_received(tmp_path: Path, ranks: int) -> None:
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
