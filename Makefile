@@ -35,7 +35,7 @@ test: export NUMBA_ENABLE_CUDASIM = 1
 test: setup  ## run the tests at 1 rank, then under mpiexec at 2, 3 and 4
 	$(BIN)/python -m pytest --with-mpi -n 3 --dist loadfile --no-loadscope-reorder --durations 12 \
 		--max-worker-restart 0 tests
-	tests/run_mpi.sh $(BIN) 2 3 4
+	tests/run_mpi.sh $(BIN) 4 3 2
 
 lint: setup  ## ruff, mypy and import-linter
 	$(BIN)/ruff check .

@@ -75,6 +75,7 @@ class NameWhatHangs:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()
     config.pluginmanager.register(NameWhatHangs())
     if not ALONE:
         config.pluginmanager.register(EndTheJob(config))
@@ -88,6 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: the garbage collector need not look at them again and again."""
     gc.freeze()
+    gc.enable()
 
 
 Start = Callable[..., subprocess.CompletedProcess[str]]

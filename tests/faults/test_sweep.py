@@ -20,7 +20,7 @@ KILLS = 20
 SPEC = """
 [grid]
 ranks = [1]
-reducer = ["dense", "oktopk"]
+reducer = ["oktopk"]
 density = [0.01, 0.1]
 elements = [1000]
 [repeat]
