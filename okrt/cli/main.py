@@ -48,10 +48,13 @@ def main() -> None:
         code = EX_USAGE
     except typer.Abort:
         code = 130
-    except (UsageError, OSError) as error:
-        if job_rank() is not None and not isinstance(error, KnownToAll):
-            raise
+    except KnownToAll as error:
         if not job_rank():
             print(f"okrt: {error}", file=sys.stderr)
+        code = error.code
+    except (UsageError, OSError) as error:
+        if job_rank() is not None:
+            raise
+        print(f"okrt: {error}", file=sys.stderr)
         code = exit_code(error)
     sys.exit(code)

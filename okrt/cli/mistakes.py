@@ -4,25 +4,30 @@ import contextlib
 from collections.abc import Iterator
 
 from okrt.cli.tally import named
-from okrt.errors import UsageError
+from okrt.errors import UsageError, exit_code
 from okrt.transport import Transport
 
 
-class KnownToAll(UsageError):
-    """Of a mistake that every rank has heard of: rank 0 tells it, and each ends with its exit code."""
+class KnownToAll(Exception):
+    """What every rank has heard of: rank 0 tells it, and each ends with that code."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 @contextlib.contextmanager
 def checking(transport: Transport) -> Iterator[None]:
-    """What is wrong within, on any rank, is an error on all of them; every rank must come here."""
-    complaint = ""
+    """A user's mistake or trouble with files within, on any rank, is an error on all; every rank must come here."""
+    complaint, code = "", 0
     try:
         yield
-    except UsageError as error:
-        complaint = str(error)
+    except (UsageError, OSError) as error:
+        complaint, code = str(error), exit_code(error)
     complaints = transport.gather_texts(complaint)
+    codes = transport.gather_texts(str(code))
     if any(complaints):
-        raise KnownToAll(told_by(complaints))
+        raise KnownToAll(told_by(complaints), max(map(int, codes)))
 
 
 def told_by(complaints: list[str]) -> str:

@@ -163,6 +163,12 @@ def test_json_that_cannot_be_written(command: Callable, tmp_path: Path, file: st
     assert list(tmp_path.iterdir()) == []
 
 
+def test_json_that_no_rank_can_write(start: Callable, tmp_path: Path) -> None:
+    done = start("okrt", *SMALL, "--json", tmp_path / "missing" / "rows.json", ranks=2)
+    assert (done.returncode, done.stdout) == (74, "")
+    assert done.stderr == f"okrt: --json {tmp_path}/missing/rows.json: cannot write it\n"
+
+
 @pytest.mark.parametrize(
     ("argv", "told"),
     [

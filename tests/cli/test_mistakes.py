@@ -10,21 +10,22 @@ from tests.ranks import LocalTransport, run_ranks
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (["no file"] * 3, "no file"),
-        (["no file"], "no file"),
-        (["", "no file", ""], "rank 1: no file"),
-        (["no file", "", "no file"], "rank 0, 2: no file"),
-        (["", "", ""], None),
+        ([UsageError("no such job")] * 3, ("no such job", 64)),
+        ([OSError("no disk")], ("no disk", 74)),
+        ([None, UsageError("no such job"), None], ("rank 1: no such job", 64)),
+        ([OSError("no disk"), None, OSError("no disk")], ("rank 0, 2: no disk", 74)),
+        ([None, None, None], None),
     ],
 )
-def test_a_mistake_is_known_to_all(found: list[str], told: str | None) -> None:
-    def body(transport: LocalTransport) -> str | None:
+def test_a_mistake_is_known_to_all(found: list[Exception | None], told: tuple[str, int] | None) -> None:
+    def body(transport: LocalTransport) -> tuple[str, int] | None:
         try:
             with checking(transport):
-                if found[transport.rank]:
-                    raise UsageError(found[transport.rank])
-        except KnownToAll as error:
-            return str(error)
+                error = found[transport.rank]
+                if error:
+                    raise error
+        except KnownToAll as known:
+            return str(known), known.code
         return None
 
     assert run_ranks(len(found), body) == [told] * len(found)

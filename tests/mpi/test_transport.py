@@ -198,6 +198,14 @@ def test_a_rank_that_comes_late(what: str) -> None:
     COMM.barrier()
 
 
+def test_naps_prolong_no_wait_by_much_and_leave_the_core_in_long_ones() -> None:
+    for waited_s in np.geomspace(50e-6, 100, 200):
+        nap_s = mpi.nap_s(waited_s)
+        assert 20e-6 <= nap_s <= max(20e-6, waited_s / 16)
+        assert nap_s <= 5e-3, "MPI is to move data now and then"
+        assert nap_s >= min(waited_s / 500, 5e-3)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_idle_work_is_done_while_waiting(transport: MpiTransport) -> None:
     turns = 0
