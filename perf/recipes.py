@@ -3,7 +3,8 @@
 python -m okrt.perf.recipes [NAME…] [--job gpt_bytes] [--seeds 0,1,2] [--ranks 4] [--set KEY=VALUE]… [--lab 100mbit]
 
 A run that has been done is not done again, and one that was cut off goes on; remove its folder under runs/recipes to
-repeat it. Ends with a table of all runs of the job so far; --table shows it without any new run.
+repeat it. Ends with a table of all runs of the job so far; --table shows it without any new run. --pairs compares two
+recipes by their runs of the same seeds: differences of the second from the first.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import scipy.stats
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -135,6 +137,32 @@ def summary(rows: list[dict[str, Any]]) -> Table:
     return shown
 
 
+def paired(rows: list[dict[str, Any]], first: str, second: str) -> Table:
+    """A line for each figure: means, and the mean difference with its standard error and 95 % interval."""
+    runs = [
+        {
+            row["seed"]: row["figures"]
+            for row in rows
+            if row["recipe"] == name and not row["settings"] and not row["lab"]
+        }
+        for name in (first, second)
+    ]
+    seeds = sorted(runs[0].keys() & runs[1].keys())
+    shown = Table(box=box.SIMPLE_HEAD)
+    for heading in ("figure", "seeds", first, second, "difference", "standard error", "95 %"):
+        shown.add_column(heading, justify="left" if heading == "figure" else "right")
+    if len(seeds) < 2:
+        return shown
+    for figure in runs[0][seeds[0]]:
+        one, other = (np.array([of[seed][figure] for seed in seeds]) for of in runs)
+        mean, error = (other - one).mean(), (other - one).std(ddof=1) / np.sqrt(len(seeds))
+        reach = float(scipy.stats.t.ppf(0.975, len(seeds) - 1)) * error
+        cells = [f"{value:.4f}" for value in (one.mean(), other.mean())]
+        cells += [f"{mean:+.5f}", f"{error:.5f}", f"{mean - reach:+.5f} to {mean + reach:+.5f}"]
+        shown.add_row(figure, str(len(seeds)), *cells)
+    return shown
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of: {'; '.join(RECIPES)} (all if none is given)".replace("%", "%%"))
@@ -144,11 +172,15 @@ def main() -> None:
     parser.add_argument("--set", dest="settings", action="append", default=[])
     parser.add_argument("--lab")
     parser.add_argument("--table", action="store_true", help="only show what there is")
+    parser.add_argument("--pairs", nargs=2, metavar="NAME", help="only compare these two recipes, by what there is")
     given = parser.parse_args()
-    if unknown := [name for name in given.names if name not in RECIPES]:
+    if unknown := [name for name in (*given.names, *(given.pairs or ())) if name not in RECIPES]:
         parser.error(f"unknown recipe {', '.join(unknown)}: choose from {', '.join(RECIPES)}")
     file = RESULTS / "recipes.json"
     rows = json.loads(file.read_text()) if file.exists() else []
+    if given.pairs:
+        Console(width=150).print(paired([row for row in rows if row["job"] == given.job], *given.pairs))
+        return
     for name in () if given.table else given.names or RECIPES:
         for seed in map(int, given.seeds.split(",")):
             row = run(name, given.job, seed, given.ranks, given.settings, given.lab)
