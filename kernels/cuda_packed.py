@@ -100,8 +100,8 @@ def inspect(message, found):
 
 @cuda.jit(device=True)
 def _stage(index, start, here, staged):
-    """The entries on both sides of the `here` gaps of a tile."""
-    cuda.syncthreads()  # what the tile before has left there has been read
+    """The entries on both sides of the `here` gaps of a tile; those of the tile before were last read before a barrier
+    in `_width`."""
     for j in range(ITEMS):
         i = j * THREADS + cuda.threadIdx.x
         if i < here:
