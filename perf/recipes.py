@@ -139,14 +139,8 @@ def summary(rows: list[dict[str, Any]]) -> Table:
 
 def paired(rows: list[dict[str, Any]], first: str, second: str) -> Table:
     """A line for each figure: means, and the mean difference with its standard error and 95 % interval."""
-    runs = [
-        {
-            row["seed"]: row["figures"]
-            for row in rows
-            if row["recipe"] == name and not row["settings"] and not row["lab"]
-        }
-        for name in (first, second)
-    ]
+    plain = [row for row in rows if not row["settings"] and not row["lab"]]
+    runs = [{row["seed"]: row["figures"] for row in plain if row["recipe"] == name} for name in (first, second)]
     seeds = sorted(runs[0].keys() & runs[1].keys())
     shown = Table(box=box.SIMPLE_HEAD)
     for heading in ("figure", "seeds", first, second, "difference", "standard error", "95 %"):

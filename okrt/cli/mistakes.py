@@ -23,7 +23,7 @@ def checking(transport: Transport) -> Iterator[None]:
     try:
         yield
     except (UsageError, OSError) as error:
-        complaint, code = str(error), exit_code(error)
+        complaint, code = str(error) or type(error).__name__, exit_code(error)
     complaints = transport.gather_texts(complaint)
     codes = transport.gather_texts(str(code))
     if any(complaints):

@@ -14,6 +14,7 @@ from tests.ranks import LocalTransport, run_ranks
         ([OSError("no disk")], ("no disk", 74)),
         ([None, UsageError("no such job"), None], ("rank 1: no such job", 64)),
         ([OSError("no disk"), None, OSError("no disk")], ("rank 0, 2: no disk", 74)),
+        ([None, OSError()], ("rank 1: OSError", 74)),
         ([None, None, None], None),
     ],
 )
