@@ -1,10 +1,11 @@
 """How to train with sparse gradients: recipes side by side on one job, into perf/results/recipes.json.
 
-python -m okrt.perf.recipes [NAME…] [--job gpt_bytes] [--seeds 0,1,2] [--ranks 4] [--set KEY=VALUE]… [--lab 100mbit]
+python -m okrt.perf.recipes [NAME…] [--job gpt_bytes] [--seeds 0-2,7] [--ranks 4] [--set KEY=VALUE]… [--lab 100mbit]
 
 A run that has been done is not done again, and one that was cut off goes on; remove its folder under runs/recipes to
 repeat it. Ends with a table of all runs of the job so far; --table shows it without any new run. --pairs compares two
-recipes by their runs of the same seeds: differences of the second from the first.
+recipes by their runs of the same seeds, all there are or those of --seeds: differences of the second from the first. A
+one-sided interval of 95 % ends where the two-sided one of 90 % does.
 """
 
 import argparse
@@ -137,22 +138,33 @@ def summary(rows: list[dict[str, Any]]) -> Table:
     return shown
 
 
+def parse_seeds(text: str) -> list[int]:
+    """Numbers and ranges of them: 0,1,5-9."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds
+
+
 def paired(rows: list[dict[str, Any]], first: str, second: str) -> Table:
-    """A line for each figure: means, and the mean difference with its standard error and 95 % interval."""
+    """A line for each figure: means, and the mean difference with its standard error and intervals."""
     plain = [row for row in rows if not row["settings"] and not row["lab"]]
     runs = [{row["seed"]: row["figures"] for row in plain if row["recipe"] == name} for name in (first, second)]
     seeds = sorted(runs[0].keys() & runs[1].keys())
     shown = Table(box=box.SIMPLE_HEAD)
-    for heading in ("figure", "seeds", first, second, "difference", "standard error", "95 %"):
+    for heading in ("figure", "seeds", first, second, "difference", "standard error", "90 %", "95 %"):
         shown.add_column(heading, justify="left" if heading == "figure" else "right")
     if len(seeds) < 2:
         return shown
     for figure in runs[0][seeds[0]]:
         one, other = (np.array([of[seed][figure] for seed in seeds]) for of in runs)
         mean, error = (other - one).mean(), (other - one).std(ddof=1) / np.sqrt(len(seeds))
-        reach = float(scipy.stats.t.ppf(0.975, len(seeds) - 1)) * error
         cells = [f"{value:.4f}" for value in (one.mean(), other.mean())]
-        cells += [f"{mean:+.5f}", f"{error:.5f}", f"{mean - reach:+.5f} to {mean + reach:+.5f}"]
+        cells += [f"{mean:+.5f}", f"{error:.5f}"]
+        for one_sided in (0.95, 0.975):
+            reach = float(scipy.stats.t.ppf(one_sided, len(seeds) - 1)) * error
+            cells.append(f"{mean - reach:+.5f} to {mean + reach:+.5f}")
         shown.add_row(figure, str(len(seeds)), *cells)
     return shown
 
@@ -161,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of: {'; '.join(RECIPES)} (all if none is given)".replace("%", "%%"))
     parser.add_argument("--job", default="gpt_bytes")
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--seeds", type=parse_seeds, help="such as 0,1,5-9  (default: 0-2; for --pairs all there are)")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--set", dest="settings", action="append", default=[])
     parser.add_argument("--lab")
@@ -173,10 +185,11 @@ def main() -> None:
     file = RESULTS / "recipes.json"
     rows = json.loads(file.read_text()) if file.exists() else []
     if given.pairs:
-        Console(width=150).print(paired([row for row in rows if row["job"] == given.job], *given.pairs))
+        rows = [row for row in rows if row["job"] == given.job and (not given.seeds or row["seed"] in given.seeds)]
+        Console(width=150).print(paired(rows, *given.pairs))
         return
     for name in () if given.table else given.names or RECIPES:
-        for seed in map(int, given.seeds.split(",")):
+        for seed in given.seeds or range(3):
             row = run(name, given.job, seed, given.ranks, given.settings, given.lab)
             same = ("recipe", "job", "seed", "ranks", "settings", "lab")
             rows = [other for other in rows if any(other[key] != row[key] for key in same)] + [row]
