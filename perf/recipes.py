@@ -3,8 +3,8 @@
 python -m okrt.perf.recipes [NAME…] [--job gpt_bytes] [--seeds 0-2,7] [--ranks 4] [--set KEY=VALUE]… [--lab 100mbit]
 
 A run that has been done is not done again, and one that was cut off goes on; remove its folder under runs/recipes to
-repeat it. Ends with a table of all runs of the job so far; --table shows it without any new run. --pairs compares two
-recipes by their runs of the same seeds, all there are or those of --seeds: differences of the second from the first. A
+repeat it. Ends with a table of all runs of the job so far, or of those with the seeds given; --table shows it without any
+new run. --pairs compares two recipes by their runs of the same seeds: differences of the second from the first. A
 one-sided interval of 95 % ends where the two-sided one of 90 % does.
 """
 
@@ -35,6 +35,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "lag-aware, gtopk": ("reducer.name=gtopk",),
     "lag-aware 0.5 %": ("reducer.density=0.005",),
     "lag-aware 2 %": ("reducer.density=0.02",),
+    "lag-aware, coo": ("reducer.codec=coo",),
     "lag-aware, fp16": ("reducer.codec=packed", "reducer.values=fp16"),
     "lag-aware, bf16": ("reducer.codec=packed", "reducer.values=bf16"),
     "lag-aware, sidco": ("reducer.selector=sidco",),
@@ -147,6 +148,11 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
+def chosen(rows: list[dict[str, Any]], job: str, seeds: list[int] | None) -> list[dict[str, Any]]:
+    """The runs of a job, with all seeds if none are given."""
+    return [row for row in rows if row["job"] == job and (not seeds or row["seed"] in seeds)]
+
+
 def paired(rows: list[dict[str, Any]], first: str, second: str) -> Table:
     """A line for each figure: means, and the mean difference with its standard error and intervals."""
     plain = [row for row in rows if not row["settings"] and not row["lab"]]
@@ -173,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of: {'; '.join(RECIPES)} (all if none is given)".replace("%", "%%"))
     parser.add_argument("--job", default="gpt_bytes")
-    parser.add_argument("--seeds", type=parse_seeds, help="such as 0,1,5-9  (default: 0-2; for --pairs all there are)")
+    parser.add_argument("--seeds", type=parse_seeds, help="such as 0,1,5-9  (default: 0-2; to show, all there are)")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--set", dest="settings", action="append", default=[])
     parser.add_argument("--lab")
@@ -185,8 +191,7 @@ def main() -> None:
     file = RESULTS / "recipes.json"
     rows = json.loads(file.read_text()) if file.exists() else []
     if given.pairs:
-        rows = [row for row in rows if row["job"] == given.job and (not given.seeds or row["seed"] in given.seeds)]
-        Console(width=150).print(paired(rows, *given.pairs))
+        Console(width=150).print(paired(chosen(rows, given.job, given.seeds), *given.pairs))
         return
     for name in () if given.table else given.names or RECIPES:
         for seed in given.seeds or range(3):
@@ -195,7 +200,7 @@ def main() -> None:
             rows = [other for other in rows if any(other[key] != row[key] for key in same)] + [row]
             file.write_text(json.dumps(rows, indent=1) + "\n")
             print(f"{name}, seed {seed}: {row['figures']}, {row['megabytes_received']:.1f} MB", flush=True)
-    Console(width=150).print(summary([row for row in rows if row["job"] == given.job]))
+    Console(width=150).print(summary(chosen(rows, given.job, given.seeds)))
 
 
 if __name__ == "__main__":
