@@ -61,7 +61,7 @@ def check_out(out: Any, source: View) -> None:
 
 
 def check_choice(what: str, value: str, choices: Any) -> str:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(sorted(choices))}")
     return value
 

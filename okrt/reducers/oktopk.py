@@ -15,7 +15,7 @@ import numpy as np
 from okrt.reducers.base import Cost
 from okrt.reducers.global_threshold import GlobalThreshold
 from okrt.reducers.merging import Gather, GatheredSum, Lost, Words
-from okrt.reducers.partition import Partition, fitting_blocks, moves, needs_balance
+from okrt.reducers.partition import Partition, Quota, fitting_blocks, moves, needs_balance
 from okrt.reducers.regions import RegionSum
 from okrt.reducers.sparse import Delivered, SparseReducer
 from okrt.select import Selection
@@ -24,7 +24,6 @@ from okrt.transport.ledger import log2_ceil
 REPARTITION_EVERY = 64  # steps; sooner at first, when error feedback still moves the selection
 REPARTITION_IMBALANCE = 1.5  # earlier, when a region has grown this much above what the last one achieved
 SEARCH_SHARE = 0.125  # of k: the words that finding a partition, or a threshold, may cost
-MESSAGES_PER_PEER = 3  # split, balance and gather
 BALANCE_ABOVE = 4  # times the mean: then entries are moved before they are gathered
 # Bins and rounds to find a partition; the first that can be afforded is used.
 CLAIM_ROUNDS = 3
@@ -57,9 +56,11 @@ class OkTopk(SparseReducer):
     def _exchange(self, selection: Selection, n: int) -> Delivered:
         size, k = self.transport.size, self._stats.k
         self._limit_words = 6 * k * (size - 1) // size + 8 * size + 64
-        self._limit_words -= MESSAGES_PER_PEER * self._codec.overhead_words * (size - 1)
+        self._limit_words -= self._overhead_words(k)  # of what is gathered
         if self.complete:
-            self._limit_words -= 2 * (k * (size - 1) // size + size)  # for the values
+            self._limit_words -= -(-k // size) * (size - 1) + k - k // size  # for the values
+        else:
+            self._limit_words -= self._overhead_words(k // size + 1)  # of what is balanced
         if 2 * k * (size - 1) <= 4 * k * (size - 1) // size + 4 * size + 32:
             # Two ranks, or a tiny k: sending everything to all is as cheap, takes one round, and is exact.
             index, total, lost = self._gathered_sum(selection)
@@ -78,12 +79,12 @@ class OkTopk(SparseReducer):
         transport = self.transport
         with transport.ledger.phase("partition"):
             cuts, coming, received = self._agree_on_regions(selection.index, n)
-            cap = self._split_cap()
-            selection, cuts = self._cut_to_quota(selection, cuts, received, cap)
-            from_others = np.arange(transport.size) != transport.rank
-            coming = np.where(from_others, quota(coming, int(received[transport.rank]), cap), coming)
+            quota = Quota(self._split_cap(), transport.size, self._steps)
+            selection, cuts = self._cut_to_quota(selection, cuts, received, quota)
+            ranks = np.arange(transport.size)
+            coming = np.where(ranks == transport.rank, coming, quota(ranks, coming, received[transport.rank]))
         # Each rank receives its own amount here; the traffic of all else is the same on all ranks.
-        self._received = np.minimum(received, cap)
+        self._received = np.minimum(received, quota.cap)
         control_words = transport.ledger.words_received
         with transport.ledger.phase("split"):
             parts = [slice(cuts[region], cuts[region + 1]) for region in np.argsort(self._partition.owners)]
@@ -128,7 +129,8 @@ class OkTopk(SparseReducer):
         size, k = self.transport.size, self._stats.k
         count_type = self._count_type()
         word = np.dtype(count_type).itemsize // 4
-        spare = (self._spare_words() - (2 + self._gather_words) * k * (size - 1) // size - 16 * size) // 2
+        sparing = (2 + self._gather_words) * k * (size - 1) // size + self._overhead_words(k) + 16 * size
+        spare = (self._spare_words() - sparing) // 2
         for bins, rounds in PARTITION_SEARCHES:
             if bins * rounds * log2_ceil(size) * word <= min(spare, SEARCH_SHARE * k + 4 * size + 32):
                 break
@@ -166,26 +168,30 @@ class OkTopk(SparseReducer):
     def _spare_words(self) -> int:
         return self._limit_words - self.transport.ledger.words_received
 
+    def _overhead_words(self, entries: Any) -> Any:
+        """What the messages that bring a rank so many entries take beyond coordinates, at most."""
+        return self._codec.overhead_words * np.minimum(self.transport.size - 1, entries)
+
     def _split_cap(self) -> int:
         """Entries a rank may receive in the split: twice what it does when all is even, and what control leaves."""
-        size, k = self.transport.size, self._stats.k
-        gathering = self._gather_words * k * (size - 1) // size
-        return (self._spare_words() - gathering - 4 * (size - 1)) // 2
+        peers, k = self.transport.size - 1, self._stats.k
+        gathering = self._gather_words * k * peers // (peers + 1)
+        spare = self._spare_words() - gathering - 4 * peers
+        with_messages_of_one = spare // (2 + self._codec.overhead_words)
+        return max(0, min(with_messages_of_one, peers), (spare - self._overhead_words(peers)) // 2)
 
     def _cut_to_quota(
-        self, selection: Selection, cuts: np.ndarray, received: np.ndarray, cap: int
+        self, selection: Selection, cuts: np.ndarray, received: np.ndarray, quota: Quota
     ) -> tuple[Selection, np.ndarray]:
         """Drops this rank's smallest entries of each region whose owner would receive more than the cap."""
-        if received.max() <= cap:
+        if received.max() <= quota.cap:
             return selection, cuts
-        index, value = selection.index, selection.value
-        new_cuts = np.zeros_like(cuts)
-        for region, owner in enumerate(self._partition.owners):
-            part = slice(cuts[region], cuts[region + 1])
-            allowed = part.stop - part.start
-            if owner != self.transport.rank:
-                allowed = int(quota(np.array([allowed]), int(received[owner]), cap)[0])
-            kept = self._kernels.keep_top(index[part], value[part], allowed)
+        index, value, rank, owners = selection.index, selection.value, self.transport.rank, self._partition.owners
+        entries, new_cuts = np.diff(cuts), np.zeros_like(cuts)
+        allowed = np.where(owners == rank, entries, quota(rank, entries, received[owners]))
+        for region, first in enumerate(cuts[:-1]):
+            part = slice(first, first + entries[region])
+            kept = self._kernels.keep_top(index[part], value[part], int(allowed[region]))
             to = slice(new_cuts[region], new_cuts[region] + kept)
             index[to] = index[part][:kept]
             value[to] = value[part][:kept]
@@ -211,7 +217,7 @@ class OkTopk(SparseReducer):
     def _room_words(self) -> np.ndarray:
         """What each rank may still receive, known alike on all ranks."""
         control = self.transport.ledger.words_received - self._split_words
-        return self._limit_words - control - 2 * self._received
+        return self._limit_words - control - 2 * self._received - self._overhead_words(self._received)
 
     def _balance_and_allgatherv(self, index: Any, total: Any, blocks: np.ndarray) -> tuple[Any, Any, tuple[Lost, ...]]:
         """The entries of all ranks, in index order; with `complete` the totals are this rank's only."""
@@ -272,8 +278,3 @@ class OkTopk(SparseReducer):
         self._threshold.load_state_dict(
             {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
         )
-
-
-def quota(wanted: np.ndarray, received: int, cap: int) -> np.ndarray:
-    """Each sender's share of a region's cap, in proportion to what it wants to send; all of it if all fits."""
-    return wanted if received <= cap else (wanted.astype(np.int64) * cap // received).astype(wanted.dtype)

@@ -1,6 +1,7 @@
 """Plans that every rank computes alike: bounds of regions, shares, and moves between ranks."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -92,6 +93,24 @@ class Partition:
         """Moves the bounds to where the loads of the ranks would have been even."""
         if loads.any():
             self.places = even_cuts(self.places, loads[self.owners], loads.size)
+
+
+class Quota:
+    """What ranks may send to a region for which there is more than a cap: their share of it in proportion.
+
+    A share of little can be nothing: so part of the cap goes to some ranks for one entry more each, to others in the
+    next step. No rank's entries wait for ever.
+    """
+
+    def __init__(self, cap: int, size: int, step: int) -> None:
+        in_turn = (min(cap, size) + 1) // 2
+        self.cap, self._shared = cap, cap - in_turn
+        self._extra = ((np.arange(size) + step * in_turn) % size < in_turn).astype(np.int64)
+
+    def __call__(self, senders: Any, wanted: np.ndarray, received: Any) -> np.ndarray:
+        """Of the entries that each sender has for a region whose owner would receive so many from all."""
+        share = wanted.astype(np.int64) * self._shared // np.maximum(received, 1) + self._extra[senders]
+        return np.where(received <= self.cap, wanted, np.minimum(wanted, share)).astype(wanted.dtype)
 
 
 def apportion(counts: np.ndarray, target: int) -> np.ndarray:

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from okrt.reducers.oktopk import quota
-from okrt.reducers.partition import Partition, apportion, even_cuts, fitting_blocks, moves, needs_balance
+from okrt.reducers.partition import Partition, Quota, apportion, even_cuts, fitting_blocks, moves, needs_balance
 from tests.ranks import run_ranks
 
 counts_lists = st.lists(st.integers(0, 10_000), min_size=1, max_size=9)
@@ -178,20 +177,34 @@ def test_a_shift_evens_the_loads_out():
     assert (made.bounds() == before).all()
 
 
-@given(counts_lists, st.integers(0, 5000))
-def test_quota_fits_the_cap_and_is_the_same_for_sender_and_receiver(wanted, cap):
-    wanted = np.array(wanted, np.int32)
-    allowed = quota(wanted, int(wanted.sum()), cap)
-    assert allowed.sum() <= max(cap, 0) or (allowed == wanted).all()
+@given(counts_lists, st.integers(0, 20_000), st.integers(0, 1000))
+def test_quota_fits_the_cap_and_is_the_same_for_sender_and_receiver(wanted, cap, step):
+    wanted = array(wanted)
+    size, received = wanted.size, int(wanted.sum())
+    quota = Quota(cap, size, step)
+    allowed = quota(np.arange(size), wanted, received)
     assert (allowed <= wanted).all() and (allowed >= 0).all()
-    if wanted.sum() <= cap:
+    if received <= cap:
         assert (allowed == wanted).all()
-    for one, share in zip(wanted, allowed, strict=True):
-        assert quota(np.array([one]), int(wanted.sum()), cap)[0] == share
+    else:
+        assert allowed.sum() <= cap
+        assert (allowed > wanted * (cap / received) - 1 - (size + 1) / 2).all()
+    for sender, one in enumerate(wanted):
+        assert quota(sender, np.array([one, one]), np.array([received, 0])).tolist() == [allowed[sender], one]
+
+
+@given(st.integers(2, 200), st.integers(1, 300), st.integers(0, 1000))
+def test_no_sender_waits_for_ever(size, cap, first):
+    """Of one entry each, over the cap, all have gone when each rank has had its turn."""
+    wanted = np.ones(size, np.int32)
+    steps = range(first, first + -(-2 * size // min(cap, size)))
+    gone = sum(Quota(cap, size, step)(np.arange(size), wanted, size) for step in steps)
+    assert (gone > 0).all()
 
 
 def test_quota_of_large_counts():
-    assert quota(np.array([2**30, 2**30], np.int32), 2**31, 2**30).tolist() == [2**29, 2**29]
+    wanted = np.array([2**30, 2**30], np.int32)
+    assert Quota(2**30 + 1, 2, 0)(np.arange(2), wanted, 2**31).tolist() == [2**29 + 1, 2**29]
 
 
 def owners(table: np.ndarray, rounds: int) -> list[int]:
