@@ -3,8 +3,8 @@
 python -m okrt.perf.recipes [NAME…] [--job gpt_bytes] [--seeds 0-2,7] [--ranks 4] [--set KEY=VALUE]… [--lab 100mbit]
 
 A run that has been done is not done again, and one that was cut off goes on; remove its folder under runs/recipes to
-repeat it. Ends with a table of all runs of the job so far, or of those with the seeds given; --table shows it without any
-new run. --pairs compares two recipes by their runs of the same seeds: differences of the second from the first. A
+repeat it. Ends with a table of all runs of the job so far, or of those with the seeds given; --table shows it without
+any new run. --pairs compares two recipes by their runs of the same seeds: differences of the second from the first. A
 one-sided interval of 95 % ends where the two-sided one of 90 % does.
 """
 

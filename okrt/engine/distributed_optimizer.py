@@ -152,12 +152,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return kept
 
     def _mask(self, slot: Any) -> None:
-        """Momentum zero where this rank's own update was delivered: its residual is empty there."""
+        """Momentum zero where this rank's own update was delivered."""
         momentum = self.state[slot.parameter].get("momentum_buffer")
-        residual, index = slot.bucket.reducer.residual, slot.delivered()
-        if momentum is not None and residual is not None and index is not None:
-            kept = as_tensor(residual)[slot.start : slot.stop]
-            momentum.view(-1)[index[kept[index] == 0]] = 0
+        sent, index = slot.bucket.reducer.sent, slot.delivered()
+        if momentum is not None and sent is not None and index is not None:
+            momentum.view(-1)[index[torch.isin(index + slot.start, as_tensor(sent))]] = 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._optimizer.zero_grad(set_to_none)

@@ -81,6 +81,8 @@ class Reducer(abc.ABC):
         self.last: StepStats | None = None
         self.delivered: Any = None
         """sorted indexes of the last result, good until the next call; None if all were delivered"""
+        self.sent: Any = None
+        """likewise: where they are delivered, all that this rank had is; None if it was everywhere"""
         self._kernels: Any = Host(init().threads)
         self._steps = 0
         self._expected: tuple[int, str] | None = None
@@ -104,7 +106,7 @@ class Reducer(abc.ABC):
                 self._kernels.clear(target)
                 self.delivered = self._kernels.empty(0, np.int32)
             else:
-                self.delivered = None
+                self.delivered = self.sent = None
                 self._mean(source, target)
             self._finish()
             return source.result(target) if out is None else out

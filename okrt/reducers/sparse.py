@@ -165,6 +165,7 @@ class SparseReducer(Reducer):
             delivered = Delivered(selection.index, selection.value, selection.index)
         else:
             delivered = self._exchange(selection, source.size)
+        self.sent = delivered.index if self.complete else delivered.sent_index
         self._stats.selected_local = delivered.sent_index.size
         self._stats.selected_global = delivered.index.size
         with self.transport.ledger.phase("residual"):

@@ -96,7 +96,7 @@ class Sidco(Reuse):
         return fit
 
     def _fit_above(self, residual: np.ndarray, location: float) -> Fit:
-        location = float(np.float32(location))
+        location = as_float32(location)
         return Fit.of(location, *self._kernels.exceedances(residual, location))
 
     def _learn(self, threshold: float, fit: Fit, k: int) -> None:
@@ -106,15 +106,15 @@ class Sidco(Reuse):
         if self._location > 0:
             # Behind the location magnitudes thin out about as those of an exponential law with the mean seen there.
             moved = self._location + fit.mean * math.log(fit.count / self._planned)
-            self._location = float(np.float32(min(max(moved, self._location / 2), self._location * 2)))
+            self._location = as_float32(min(max(moved, self._location / 2), self._location * 2))
         self._steps += 1
         if self._steps % ADAPT_EVERY == 0:
-            self._adapt(math.exp(self._slope * self._correction))
+            self._adapt(self._slope * self._correction)
 
-    def _adapt(self, found_over_target: float) -> None:
+    def _adapt(self, log_found_over_target: float) -> None:
         """Tries all numbers of stages while the law alone is not right with any, and stays with the best of them."""
-        self._misfits[self._stages - 1] = abs(math.log(found_over_target))
-        if RIGHT[0] <= found_over_target <= RIGHT[1]:
+        self._misfits[self._stages - 1] = abs(log_found_over_target)
+        if math.log(RIGHT[0]) <= log_found_over_target <= math.log(RIGHT[1]):
             return
         if UNKNOWN in self._misfits:
             best = self._misfits.index(UNKNOWN) + 1
@@ -133,6 +133,11 @@ class Sidco(Reuse):
         self._planned = float(state["planned"])
         self._stages, self._steps = int(state["stages"]), int(state["steps"])
         self._misfits = [float(state[f"misfit_{stage}"]) for stage in range(1, STAGES + 1)]
+
+
+def as_float32(number: float) -> float:
+    """The nearest that is not infinite."""
+    return float(np.float32(min(number, float(np.finfo(np.float32).max))))
 
 
 class SidcoExponential(Sidco):

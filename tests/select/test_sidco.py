@@ -181,3 +181,17 @@ def test_a_restart_goes_on_bit_for_bit(name, law):
             copy[again.select(copy, x, k, k).index] = 0
             assert again.state_dict() == whole.state_dict()
             assert copy.tobytes() == residual.tobytes()
+
+
+@pytest.mark.parametrize("name", SIDCO)
+@pytest.mark.parametrize(("large", "small"), [(1.0, 1e-8), (1.0, 1e-38), (3.4e38, 1.0), (3.4e38, 3.3e38)])
+def test_two_magnitudes_far_apart_are_no_law_at_all(name, large, small):
+    """The law is off by more than any number can say; what is selected is right all the same."""
+    n = 20_000
+    rng, selector = np.random.default_rng(0), SELECTORS[name](Host())
+    for step in range(4 * ADAPT_EVERY + 2):
+        x = np.where(rng.random(n) < 0.5, large, small).astype(np.float32)
+        k = n // 3 if step % 2 else int(0.45 * n)
+        selection = selector.select(np.zeros(n, np.float32), x, k, k)
+        assert 0.95 * k <= selection.index.size <= k
+        assert (selection.value == np.float32(large)).all()
