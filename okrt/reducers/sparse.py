@@ -241,7 +241,8 @@ class SparseReducer(Reducer):
         """Sums the selections of all ranks, or the part of the sums that the algorithm delivers."""
 
     def state_dict(self) -> dict[str, Any]:
-        own = {f"selector.{key}": value for key, value in self._selector.state_dict().items()}
+        own: dict[str, Any] = {"selector": self.selector}
+        own |= {f"selector.{key}": value for key, value in self._selector.state_dict().items()}
         if self.residual is not None:
             with self._kernels.again():
                 own["residual"] = self._kernels.to_host(self.residual)
@@ -249,10 +250,13 @@ class SparseReducer(Reducer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        prefix = "selector."
-        self._selector.load_state_dict(
-            {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-        )
+        # What another selector has learned is of no use: without it, the next step finds its threshold anew.
+        self._selector = SELECTORS[self.selector](self._kernels)
+        if state.get("selector", self.selector) == self.selector:
+            prefix = "selector."
+            self._selector.load_state_dict(
+                {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+            )
         self._residual.array = None
         if "residual" in state:
             with self._kernels.again():

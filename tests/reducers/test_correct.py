@@ -240,6 +240,29 @@ def test_a_restart_continues_with_the_same_bits(name, size):
     run_ranks(size, body)
 
 
+@pytest.mark.parametrize("second", SELECTORS)
+@pytest.mark.parametrize("first", SELECTORS)
+def test_another_selector_goes_on_with_the_residual(first, second):
+    n, size = 2000, 3
+
+    def body(transport):
+        steps, state = [], None
+        for selector in (first, second):
+            reducer = okrt.reducer("oktopk", density=0.05, selector=selector, transport=transport)
+            if state:
+                reducer.load_state_dict(state)
+            for _ in range(3):
+                steps.append(take_step(reducer, gradient("layers", n, transport.rank, size, len(steps))))
+            state = reducer.state_dict()
+        return steps
+
+    steps = list(zip(*run_ranks(size, body), strict=True))
+    for ranks in steps:
+        check_conservation(ranks)
+    for before, after in zip(steps[2], steps[3], strict=True):
+        assert before.after.any() and (before.after == after.before).all()
+
+
 def test_state_of_an_unused_reducer():
     def body(transport):
         first, second = (okrt.reducer("oktopk", density=0.1, transport=transport) for _ in range(2))
