@@ -82,7 +82,7 @@ class Reducer(abc.ABC):
         self.delivered: Any = None
         """sorted indexes of the last result, good until the next call; None if all were delivered"""
         self.sent: Any = None
-        """likewise: where they are delivered, all that this rank had is; None if it was everywhere"""
+        """likewise: those of which this rank's part is in the result where they are delivered; None if all of it is"""
         self._kernels: Any = Host(init().threads)
         self._steps = 0
         self._expected: tuple[int, str] | None = None

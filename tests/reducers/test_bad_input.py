@@ -250,11 +250,12 @@ def test_unknown_reducer():
 
 @pytest.mark.parametrize(
     ("option", "choices"),
-    [("selector", ["exact", "reuse", "gaussian"]), ("codec", ["coo"]), ("nan", ["raise", "skip"])],
+    [("selector", ["exact", "reuse", "gaussian"]), ("codec", ["coo", "packed"]), ("nan", ["raise", "skip"])],
 )
-def test_unknown_choice(option, choices):
+@pytest.mark.parametrize("given", ["none", ["none"]])
+def test_unknown_choice(option, choices, given):
     with pytest.raises(UsageError, match=r"unknown .*'none'") as caught:
-        okrt.reducer("oktopk", **{option: "none"})
+        okrt.reducer("oktopk", **{option: given})
     assert all(choice in str(caught.value) for choice in choices)
 
 
