@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from okrt.cli.launch import TERMINAL_WIDTH, check_lab, console, start_ranks, started_by_launcher
-from okrt.cli.measure import BYTES, SECONDS, WORDS, Allreduce, alpha_beta_s, measure, parsed, ping
+from okrt.cli.measure import BYTES, SECONDS, WORDS, Allreduce, alpha_beta_s, measure_in_turns, parsed, ping
 from okrt.cli.mistakes import checking
 from okrt.errors import UsageError
 from okrt.reducers import REDUCERS, checked_options
@@ -77,7 +76,8 @@ def allreduce(
 ) -> int:
     """Time per step, words on the wire and their bound, for each reducer on the same gradients.
 
-    The gradients are a shared part plus noise of each rank, with layer scales from 1 to 0.01, new at each step.
+    The gradients are a shared part plus noise of each rank, with layer scales from 1 to 0.01, new at each step. The
+    reducers take their steps in turns, so that a machine that changes speed changes it for all of them.
 
     Beside each row stands what the alpha-beta model allows the algorithm, with latency and rate from a ping-pong.
     """
@@ -91,13 +91,13 @@ def allreduce(
     repeat = Repeat(warmup=warmup, at_least=min(steps, MIN_STEPS), at_most=steps, within=0, max_seconds=max_seconds)
     with progress_bar(world) as progress:
         alpha_s, beta_s = ping(world.transport)
-        rows = []
-        for name in names:
-            task = progress.add_task(name, total=warmup + steps)
-            subject = Allreduce(world, name, elements, density, seed)
-            samples = measure(subject, world.transport, repeat, partial(progress.advance, task))
+        subjects = [Allreduce(world, name, elements, density, seed) for name in names]
+        bars = [progress.add_task(name, total=warmup + steps) for name in names]
+        tables = measure_in_turns(subjects, world.transport, repeat, lambda i: progress.advance(bars[i]))
+        for subject in subjects:
             subject.close()
-            progress.update(task, total=warmup + len(samples))
+        rows = []
+        for name, subject, samples in zip(names, subjects, tables, strict=True):
             model_ms = 1e3 * alpha_beta_s(subject.cost, alpha_s, beta_s)
             setting = {"elements": elements, "density": density, "lab": lab, "alpha_beta_ms": model_ms}
             rows.append(row_of(name, subject, samples, world, setting))
@@ -120,6 +120,8 @@ def check_options(names: list[str], elements: int, density: float, lab: str | No
             raise UsageError(f"--reducers: {text}: the density is that of --density, for all reducers")
         if chosen:
             checked_options(REDUCERS[name], chosen)
+    if names.count(GLOO) > 1:
+        raise UsageError(f"--reducers: {GLOO} can be there once only")
     if not 0 < density <= 1:
         raise UsageError(f"--density is {density}: it must be above 0 and at most 1")
     if elements < 1:

@@ -1,7 +1,7 @@
 """Measuring step after step on all ranks, the same for benchmarks and sweeps: allreduces, or the steps of a job."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,14 +85,36 @@ class Allreduce:
             self._peer.close()
 
 
-def measure(
-    subject: Subject, transport: Transport, repeat: Repeat, advance: Callable[[], None] = lambda: None
-) -> np.ndarray:
-    """A row a measured step: seconds and phases of the slowest rank, words and bytes of the one that received most.
+def measure(subject: Subject, transport: Transport, repeat: Repeat) -> np.ndarray:
+    """A row a measured step: seconds and phases of the slowest rank, words and bytes of the one that received most."""
+    return measure_in_turns([subject], transport, repeat)[0]
+
+
+def measure_in_turns(
+    subjects: Sequence[Subject],
+    transport: Transport,
+    repeat: Repeat,
+    advance: Callable[[int], None] = lambda subject: None,
+) -> list[np.ndarray]:
+    """As `measure`, of each subject: one step of each after the other, so that a machine that changes speed changes it
+    for all of them. advance(i) is called after each step of subject i."""
+    rows: list[list[np.ndarray]] = [[] for _ in subjects]
+    turns = {i: steps(subject, transport, repeat, rows[i]) for i, subject in enumerate(subjects)}
+    while turns:
+        for i, turn in list(turns.items()):
+            has_ended = next(turn, True)
+            if has_ended:
+                del turns[i]
+            else:
+                advance(i)
+    return [np.array(own) for own in rows]
+
+
+def steps(subject: Subject, transport: Transport, repeat: Repeat, rows: list[np.ndarray]) -> Iterator[None]:
+    """Takes a step at each turn until those that count are enough, and appends their rows.
 
     All ranks see the rows of all, so that they stop at the same step.
     """
-    rows: list[np.ndarray] = []
     mine = np.zeros(0)
     step = 0
     while True:
@@ -102,13 +124,13 @@ def measure(
         if step > repeat.warmup:
             rows.append(merged(table))
         if is_enough(rows, repeat):
-            return np.array(rows)
+            return
         start = time.perf_counter()
         subject.step()
         seconds = time.perf_counter() - start
         mine = np.array([seconds, *subject.account(seconds)])
         step += 1
-        advance()
+        yield
 
 
 def merged(table: np.ndarray) -> np.ndarray:

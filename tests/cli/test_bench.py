@@ -115,6 +115,7 @@ def test_gloo_beside_oktopk(start: Callable, tmp_path: Path) -> None:
         (["--reducers", "oktopk:packed"], "'packed' is not an option, write NAME:OPTION=VALUE"),
         (["--reducers", "oktopk:density=0.1"], "the density is that of --density"),
         (["--reducers", "gloo:codec=coo"], "gloo has no options here"),
+        (["--reducers", "gloo,dense,gloo"], "gloo can be there once only"),
         (["--density", 0], "--density is 0.0: it must be above 0 and at most 1"),
         (["--density", 1.5], "--density is 1.5"),
         (["--density", "nan"], "--density is nan"),

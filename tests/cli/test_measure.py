@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from okrt.cli import measure as measure_module
-from okrt.cli.measure import measure, parsed
+from okrt.cli.measure import measure, measure_in_turns, parsed
 from okrt.reducers import Cost
 from okrt.sweep.spec import Repeat
 from tests.ranks import run_ranks
@@ -78,6 +78,23 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(measured(monkeypatch, shaky, warmup=3, at_least=1, at_most=1)) == 1
     # Within two thirds to either side of 1.5 is 1 and 2: a wide interval is enough if the user says so.
     assert len(measured(monkeypatch, shaky, warmup=0, at_least=8, at_most=50, within=0.34)) == 8
+
+
+def test_subjects_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that gets slower is slower for all; whoever has enough steps leaves the rest to the others."""
+    monkeypatch.setattr(measure_module, "time", SimpleNamespace(perf_counter=lambda: CLOCK.now))
+    slower = np.repeat([2.0**step for step in range(8)], 2).reshape(8, 2)
+    repeat = Repeat(warmup=1, at_least=2, at_most=4, within=0, max_seconds=40)
+
+    def body(transport: Any) -> tuple[list[np.ndarray], list[int]]:
+        order: list[int] = []
+        subjects = [Subject(transport.rank, slower * factor) for factor in (1.0, 3.0)]
+        return measure_in_turns(subjects, transport, repeat, order.append), order
+
+    for (one, other), order in run_ranks(2, body):
+        np.testing.assert_array_equal(one[:, 0], [2, 4, 8, 16])
+        np.testing.assert_array_equal(other[:, 0], [6, 12, 24])
+        assert order == [0, 1, 0, 1, 0, 1, 0, 1, 0]
 
 
 def test_options_of_a_reducer() -> None:
