@@ -29,7 +29,14 @@ def _vector(element):
 
 def _constant(like, value):
     """The value as a constant of that LLVM type, in every lane if it is a vector."""
-    return ir.Constant(like, [value] * LANES if isinstance(like, ir.VectorType) else value)
+    return ir.Constant(like, [value] * like.count if isinstance(like, ir.VectorType) else value)
+
+
+def _everywhere(builder, value, lanes):
+    """A vector with the value in every lane."""
+    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(_WORD, 0))
+    return builder.shuffle_vector(first, undefined, _constant(ir.VectorType(_WORD, lanes), 0))
 
 
 def _widened(builder, x, kind):
@@ -59,10 +66,8 @@ def _load_vector(context, builder, array_type, array, start):
 def _reaching_mask(builder, x, threshold):
     """A bit for each lane whose magnitude is at least the threshold."""
     magnitude = builder.and_(builder.bitcast(x, _vector(_WORD)), _constant(_vector(_WORD), MAGNITUDE_MASK))
-    undefined = ir.Constant(_vector(_WORD), ir.Undefined)
-    first = builder.insert_element(undefined, threshold, ir.Constant(_WORD, 0))
-    everywhere = builder.shuffle_vector(first, undefined, _constant(_vector(_WORD), 0))
-    return builder.bitcast(builder.icmp_signed(">=", magnitude, everywhere), ir.IntType(LANES))
+    least = _everywhere(builder, threshold, LANES)
+    return builder.bitcast(builder.icmp_signed(">=", magnitude, least), ir.IntType(LANES))
 
 
 @intrinsic
@@ -134,16 +139,21 @@ def _not_finite(typing_context, x):
     return types.uint32(x), generate
 
 
+def _ask_for(builder, address):
+    """The cache line there comes from memory, to be written, while other work goes on."""
+    byte = builder.bitcast(address, ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [byte.type, _WORD, _WORD, _WORD])
+    call = builder.module.declare_intrinsic("llvm.prefetch", [byte.type], kind)
+    builder.call(call, [byte, *(ir.Constant(_WORD, flag) for flag in (1, 3, 1))])
+
+
 @intrinsic
 def _prefetch(typing_context, array, i):
-    """Asks for the cache line of element i of the flat array, to be written."""
+    """Asks for the cache line of element i of the flat array."""
 
     def generate(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        byte = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [byte.type, _WORD, _WORD, _WORD])
-        call = builder.module.declare_intrinsic("llvm.prefetch", [byte.type], kind)
-        builder.call(call, [byte, *(ir.Constant(_WORD, flag) for flag in (1, 3, 1))])
+        _ask_for(builder, builder.gep(data, [args[1]]))
         return context.get_dummy_value()
 
     return types.void(array, types.int64), generate
@@ -206,16 +216,24 @@ with compile_lock():
 
     # Masks without a bit are passed over by not counting them: a branch would be guessed wrong for most entries.
 
+    @njit(inline="always")
+    def _accumulate_masks(residual, gradient, first, end, threshold, masks, starts):
+        """Adds the gradient to whole lanes of the residual from the first to the end; returns how many masks it has
+        written of those that reach the threshold."""
+        used = 0
+        for start in range(first, end, LANES):
+            masks[used], starts[used] = _mask_of_sum(residual, gradient, start, threshold), start
+            used += masks[used] != 0
+        return used
+
     @_compiled(*(types.int64(_f4, g, types.int32, types.int32, _i4, _f4) for g in _GRADIENTS))
     def accumulate_select(residual, gradient, threshold, first_index, index_out, value_out):
         masks, starts = np.empty(BLOCK // LANES, np.uint64), np.empty(BLOCK // LANES, np.int64)
         found = 0
         whole = residual.size // LANES * LANES
         for block in range(0, whole, BLOCK):
-            used = 0
-            for start in range(block, min(block + BLOCK, whole), LANES):
-                masks[used], starts[used] = _mask_of_sum(residual, gradient, start, threshold), start
-                used += masks[used] != 0
+            end = min(block + BLOCK, whole)
+            used = _accumulate_masks(residual, gradient, block, end, threshold, masks, starts)
             found = _emit(masks, starts, used, residual, first_index, found, index_out, value_out)
         masks[0], starts[0] = 0, whole
         for j in range(residual.size - whole):

@@ -13,6 +13,7 @@ Of SIDCo's laws the tables also tell, in brackets, what the law alone would find
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -213,6 +214,8 @@ def main() -> None:
     options.add_argument("--densities", type=float, nargs="+", default=[0.1, 0.01, 0.001])
     options.add_argument("--out", type=Path, default=Path("perf/results"), help="folder for thresholds.json and .png")
     chosen = options.parse_args()
+    # Of one rank okrt would use all cores.
+    os.environ["OKRT_THREADS"] = "1"
     torch.set_num_threads(1)
     if chosen.steps <= SETTLED:
         options.error(f"--steps must be more than {SETTLED}")
