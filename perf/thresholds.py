@@ -8,7 +8,7 @@ jobs: the same on the gradients of gpt_bytes and vgg16_cifar10 as they train, wi
 
 Every selector is that of a reducer on one rank, with a residual of its own, on the same gradients. The threshold of
 gaussian counts as right from 3/4 to 5/4 of the target, so it has room for that; all others are capped at the target.
-Of SIDCo's laws the tables also tell, in brackets, what the law alone would find, without the correction.
+Of SIDCo's laws the tables also tell, in brackets, what the law alone would find, without the correction: the median.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from okrt.train.config import find_job, load_job
 SELECTORS = ("exact", "reuse", "gaussian", "sidco", "sidco-exponential", "sidco-gamma", "sidco-pareto")
 SETTLED = 5  # steps, from which on the target is to be held
 PARTS = ("speed", "laws", "jobs")
+ELEMENTS_OF_SPEED = 10_000_000
 JOBS = {"gpt_bytes": ["batch=8"], "vgg16_cifar10": ["batch=4"]}
 Gradients = Callable[[int], Iterator[np.ndarray]]
 
@@ -66,8 +67,8 @@ class Row:
     """found over target, from step SETTLED on"""
     highest: float
     found_over_target: list[float]
-    by_law_alone: float | None = None
-    """median of found over target by the law of SIDCo without its correction"""
+    by_law_alone: list[float] | None = None
+    """found over target by the law of SIDCo without its correction"""
     topk_ms: float | None = None
     """torch.topk of the magnitudes"""
 
@@ -113,7 +114,7 @@ def compare(
             lowest=min(found[selector][SETTLED:]),
             highest=max(found[selector][SETTLED:]),
             found_over_target=[round(share, 4) for share in found[selector]],
-            by_law_alone=float(np.median(alone[selector][SETTLED:])) if selector in alone else None,
+            by_law_alone=[round(share, 4) for share in alone[selector]] if selector in alone else None,
             topk_ms=1e3 * float(np.median(topk_s)) if topk else None,
         )
         for selector in SELECTORS
@@ -165,25 +166,29 @@ def print_table(rows: list[Row], title: str) -> None:
                 assert row.topk_ms is not None
                 cells.append(f"{row.median_ms:.1f} ms, 1/{row.topk_ms / row.median_ms:.0f}")
             else:
-                law = "" if row.by_law_alone is None else f" ({row.by_law_alone:.2f})"
+                law = "" if row.by_law_alone is None else f" ({np.median(row.by_law_alone[SETTLED:]):.2f})"
                 cells.append(f"{row.lowest:.2f}…{row.highest:.2f}{law}")
         table.add_row(*key, *cells)
     Console(width=190).print(table)
 
 
-def plot(rows: list[Row], path: Path) -> None:
-    """Found over target over steps, a panel for each kind of gradients, at the middle density with feedback."""
+def pyplot() -> Any:
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    return plt
+
+
+def plot_found(rows: list[Row], path: Path) -> None:
+    """Found over target over steps, a panel for each kind of gradients, at the middle density with feedback."""
     densities = sorted({row.density for row in rows})
     shown = [row for row in rows if row.feedback and row.density == densities[len(densities) // 2]]
     kinds = list(dict.fromkeys(row.gradients for row in shown))
     columns = min(3, len(kinds))
     lines = -(-len(kinds) // columns)
-    figure, axes = plt.subplots(
+    figure, axes = pyplot().subplots(
         lines, columns, figsize=(4 * columns, 2.6 * lines), sharey=True, squeeze=False, layout="constrained"
     )
     for axis, kind in zip(axes.flat, kinds, strict=False):
@@ -191,8 +196,13 @@ def plot(rows: list[Row], path: Path) -> None:
         for number, selector in enumerate(SELECTORS):
             row = next(row for row in shown if (row.gradients, row.selector) == (kind, selector))
             axis.plot(row.found_over_target, color=f"C{number}", lw=1, label=selector)
+            if row.by_law_alone is not None:
+                axis.plot(row.by_law_alone, color=f"C{number}", lw=1, ls=":")
         axis.set_title(kind, fontsize=10)
-        axis.set_ylim(0.7, 1.3)
+        axis.set_yscale("log")
+        axis.set_ylim(0.3, 2.5)
+        axis.set_yticks([0.3, 0.5, 0.7, 1, 1.5, 2], ["0.3", "0.5", "0.7", "1", "1.5", "2"])
+        axis.minorticks_off()
     for axis in axes[-1]:
         axis.set_xlabel("step")
     for axis in axes[:, 0]:
@@ -202,7 +212,28 @@ def plot(rows: list[Row], path: Path) -> None:
     figure.legend(
         *axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(SELECTORS), fontsize=8
     )
-    figure.suptitle(f"Entries found over target, density {shown[0].density:g}, error feedback; grey: within 5 %")
+    figure.suptitle(
+        f"Entries found over target, density {shown[0].density:g}, error feedback. "
+        "Grey: within 5 %; dotted: what the law alone would find"
+    )
+    figure.savefig(path, dpi=110)
+
+
+def plot_speed(rows: list[Row], path: Path) -> None:
+    """How many times as long torch.topk takes as each selector, bars by density."""
+    figure, axis = pyplot().subplots(figsize=(8, 3.2), layout="constrained")
+    densities = sorted({row.density for row in rows}, reverse=True)
+    width = 0.8 / len(densities)
+    for group, density in enumerate(densities):
+        shown = [row for row in rows if row.density == density]
+        places = [SELECTORS.index(row.selector) + (group - (len(densities) - 1) / 2) * width for row in shown]
+        times = [(row.topk_ms or 0.0) / row.median_ms for row in shown]
+        bars = axis.bar(places, times, width, color=f"C{group}", label=f"density {density:g}")
+        axis.bar_label(bars, [f"{row.median_ms:.0f}" for row in shown], fontsize=7)
+    axis.set_xticks(range(len(SELECTORS)), SELECTORS, fontsize=8)
+    axis.set_ylabel("torch.topk takes … times as long")
+    axis.set_title(f"Add, threshold and select, {rows[0].elements:,} values, one thread; on the bars: ms", fontsize=10)
+    axis.legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
 
@@ -212,7 +243,9 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=200)
     options.add_argument("--elements", type=int, default=500_000, help="of the synthetic gradients")
     options.add_argument("--densities", type=float, nargs="+", default=[0.1, 0.01, 0.001])
-    options.add_argument("--out", type=Path, default=Path("perf/results"), help="folder for thresholds.json and .png")
+    options.add_argument(
+        "--out", type=Path, default=Path("perf/results"), help="folder for thresholds.json and the pictures"
+    )
     chosen = options.parse_args()
     # Of one rank okrt would use all cores.
     os.environ["OKRT_THREADS"] = "1"
@@ -223,9 +256,11 @@ def main() -> None:
     if "speed" in chosen.parts:
         rows = []
         for density in track(chosen.densities, "speed"):
-            rows += compare("Laplace", of_law("Laplace", 10_000_000, 12), density, feedback=False, topk=True)
+            rows += compare("Laplace", of_law("Laplace", ELEMENTS_OF_SPEED, 12), density, feedback=False, topk=True)
         done["speed"] = rows
-        print_table(rows, "milliseconds on 10M values, one thread, and the share of the time of torch.topk")
+        print_table(
+            rows, f"milliseconds on {ELEMENTS_OF_SPEED:,} values, one thread, and the share of the time of torch.topk"
+        )
     if "laws" in chosen.parts:
         cases = [(law, density, feedback) for law in LAWS for density in chosen.densities for feedback in (False, True)]
         rows = []
@@ -246,7 +281,9 @@ def main() -> None:
     path.write_text(json.dumps(held) + "\n")
     over_steps = [Row(**row) for part in ("laws", "jobs") for row in held.get(part, [])]
     if over_steps:
-        plot(over_steps, chosen.out / "thresholds.png")
+        plot_found(over_steps, chosen.out / "thresholds.png")
+    if "speed" in held:
+        plot_speed([Row(**row) for row in held["speed"]], chosen.out / "thresholds_speed.png")
 
 
 if __name__ == "__main__":
