@@ -31,6 +31,15 @@ def widen(gradient: np.ndarray) -> np.ndarray:
     return (gradient.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
+def missing(values: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """What those who see `seen` lack of the values; nothing where that is no number, since what is kept of a sum beyond
+    the range of float32 would stay for ever."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        lacking = values - seen
+    lacking[~np.isfinite(lacking)] = 0
+    return lacking
+
+
 def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """float32 values rounded to the nearest of a gradient type; what overflows becomes the largest finite one."""
     if dtype == np.float32:

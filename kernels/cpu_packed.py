@@ -92,6 +92,18 @@ def _narrow_bf16(typing_context, x):
 
 
 @intrinsic
+def _missing(typing_context, x, seen):
+    """x - seen, or 0 where that is no number."""
+
+    def generate(context, builder, signature, args):
+        lacking, exponent = builder.fsub(*args), ir.Constant(_WORD, 0x7F800000)
+        is_number = builder.icmp_unsigned("!=", builder.and_(builder.bitcast(lacking, _WORD), exponent), exponent)
+        return builder.select(is_number, lacking, ir.Constant(ir.FloatType(), 0.0))
+
+    return types.float32(types.float32, types.float32), generate
+
+
+@intrinsic
 def _width(typing_context, x):
     """Bits that a non-negative number takes."""
 
@@ -219,13 +231,13 @@ with compile_lock():
                 for i in range(entries):
                     half = _narrow_fp16(value[i] * down, largest)
                     seen = _widen(half) * up
-                    halves[i], error[i], value[i] = half, value[i] - seen, seen
+                    halves[i], error[i], value[i] = half, _missing(value[i], seen), seen
             else:
                 shorts = message[at:end].view(np.int16)
                 for i in range(entries):
                     short = _narrow_bf16(value[i])
                     seen = _widen(short)
-                    shorts[i], error[i], value[i] = short, value[i] - seen, seen
+                    shorts[i], error[i], value[i] = short, _missing(value[i], seen), seen
         message[0] = np.int32(MAGIC << 24 | (exponent + EXPONENT_BIAS) << 16 | kind << 12 | layout << 8 | VERSION)
         message[1], message[2] = entries, index[0]
         message[CHECKSUM] = np.int32(checksum(message[:end], CHECKSUM))

@@ -27,6 +27,14 @@ else:
 
 
 @cuda.jit(device=True)
+def _missing(x, seen):
+    """x - seen, or 0 where that is no number."""
+    lacking = x - seen
+    is_number = bits_of(lacking) & np.int32(0x7F800000) != np.int32(0x7F800000)
+    return lacking if is_number else np.float32(0)
+
+
+@cuda.jit(device=True)
 def _narrow_float32(x):
     return x
 
@@ -81,7 +89,7 @@ def _make_rounding_error(widen):
     @cuda.jit
     def rounding_error(total, size, rounded, out):
         for i in range(cuda.grid(1), total.size, cuda.gridsize(1)):
-            out[i] = total[i] - _product(widen(rounded[i]), size)
+            out[i] = _missing(total[i], _product(widen(rounded[i]), size))
 
     return rounding_error
 

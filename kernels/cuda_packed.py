@@ -23,7 +23,7 @@ from okrt.kernels.cuda_code import (
     float_of,
     tile_number,
 )
-from okrt.kernels.cuda_entries import _NARROW, _product
+from okrt.kernels.cuda_entries import _NARROW, _missing, _product
 from okrt.kernels.packed import BITMAP, BLOCK, CHECKSUM, EXPONENT_BIAS, GAPS, HEADER, KINDS, MIX
 
 NONE, FP32, FP16, BF16 = KINDS.values()
@@ -241,7 +241,7 @@ def write_fp16(value, down, up, limit, halves, error):
         half = np.int32(_narrow_fp16(_product(value[i], down)))
         half = (half & np.int32(0x8000)) | min(half & np.int32(0x7FFF), limit)
         seen = _product(_widen_fp16(half), up)
-        halves[i], error[i], value[i] = half, value[i] - seen, seen
+        halves[i], error[i], value[i] = half, _missing(value[i], seen), seen
     if cuda.grid(1) == 0 and halves.size > value.size:
         halves[value.size] = 0
 
@@ -251,7 +251,7 @@ def write_bf16(value, halves, error):
     for i in range(cuda.grid(1), value.size, cuda.gridsize(1)):
         half = _narrow_bf16(value[i])
         seen = _widen_bf16(half)
-        halves[i], error[i], value[i] = half, value[i] - seen, seen
+        halves[i], error[i], value[i] = half, _missing(value[i], seen), seen
     if cuda.grid(1) == 0 and halves.size > value.size:
         halves[value.size] = 0
 

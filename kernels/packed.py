@@ -20,7 +20,7 @@ by more than one word.
 
 import numpy as np
 
-from okrt.kernels.bits import MAGNITUDE_MASK, narrow, widen
+from okrt.kernels.bits import MAGNITUDE_MASK, missing, narrow, widen
 
 MAGIC, VERSION = 0xEF, 1
 HEADER, CHECKSUM = 4, 3  # words of the header, and which of them is the checksum
@@ -101,7 +101,7 @@ def _as_words(numbers: np.ndarray, width: int) -> np.ndarray:
 def pack(index: np.ndarray, value: np.ndarray, kind: int, message: np.ndarray, error: np.ndarray) -> int:
     """Writes the message of sorted, distinct indexes and finite values; returns how many words it has.
 
-    With a 16-bit kind it leaves in `value` what a reader of the message will get, and in `error` what is missing from
+    With a 16-bit kind it leaves in `value` what a reader of the message will get, and in `error` what is `missing` from
     it; with others it touches neither.
     """
     largest = int((value.view(np.uint32) & MAGNITUDE_MASK).max(initial=0))
@@ -130,7 +130,7 @@ def pack(index: np.ndarray, value: np.ndarray, kind: int, message: np.ndarray, e
         half = narrowed(value, kind, exponent)
         values = np.pad(half, (0, half.size % 2)).view(np.int32)
         seen = widened(half, kind, exponent)
-        error[:] = value - seen
+        error[:] = missing(value, seen)
         value[:] = seen
     tag = MAGIC << 24 | (exponent + EXPONENT_BIAS) << 16 | kind << 12 | layout << 8 | VERSION
     words = np.concatenate([[tag - 2**32, index.size, index[0], 0], *where, values]).astype(np.int32)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from okrt.kernels import packed
-from okrt.kernels.bits import MAGNITUDE_MASK, narrow, threshold_bits, threshold_value, widen
+from okrt.kernels.bits import MAGNITUDE_MASK, missing, narrow, threshold_bits, threshold_value, widen
 
 pack, unpack, inspect_packed = packed.pack, packed.unpack, packed.inspect
 
@@ -180,15 +180,17 @@ def keep_lost(residual: np.ndarray, index, value, kept: np.ndarray, delivered: n
 
 def mean(total: np.ndarray, size: float, out: np.ndarray) -> None:
     """out = total / size, rounded to the gradient type of `out`, which may be the memory of the total."""
-    if out.dtype == np.float32:
-        np.divide(total, np.float32(size), out=out)
-    else:
-        out[:] = narrow(total / np.float32(size), out.dtype)
+    with np.errstate(over="ignore"):
+        if out.dtype == np.float32:
+            np.divide(total, np.float32(size), out=out)
+        else:
+            out[:] = narrow(total / np.float32(size), out.dtype)
 
 
 def rounding_error(total: np.ndarray, size: float, rounded: np.ndarray, out: np.ndarray) -> None:
-    """out = total - size * rounded: what the rounding of `mean` took away from the sums."""
-    out[:] = total - widen(rounded) * np.float32(size)
+    """out = total - size * rounded: what the rounding of `mean` took away from the sums, `missing` from them."""
+    with np.errstate(over="ignore"):
+        out[:] = missing(total, widen(rounded) * np.float32(size))
 
 
 def lag_adamw(weight, gradient, moments, index, table, step, lr, bias1, bias2, eps, cap) -> float:

@@ -7,6 +7,7 @@ accumulator; with momentum it is the momentum correction of DGC.
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -112,8 +113,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for slot in bucket.slots:
                 before = start[slot.start : slot.stop].view(slot.view.shape)
                 slot.parameter.copy_(before.mul_(kept[slot.parameter]).sub_(slot.view))
-                if self._momentum_masking:
-                    self._mask(slot)
+            if self._momentum_masking:
+                self._mask(bucket)
         flags = self._buffer_mean.changed()
         if self._transport.size > 1 and flags.size:
             self._transport.allreduce(flags, "max")
@@ -151,12 +152,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     group["weight_decay"] = decay
         return kept
 
-    def _mask(self, slot: Any) -> None:
+    def _mask(self, bucket: Bucket) -> None:
         """Momentum zero where this rank's own update was delivered."""
-        momentum = self.state[slot.parameter].get("momentum_buffer")
-        sent, index = slot.bucket.reducer.sent, slot.delivered()
-        if momentum is not None and sent is not None and index is not None:
-            momentum.view(-1)[index[torch.isin(index + slot.start, as_tensor(sent))]] = 0
+        if bucket.delivered is None or bucket.reducer.sent is None:
+            return
+        sent = as_tensor(bucket.reducer.sent)
+        both = bucket.delivered[torch.isin(bucket.delivered, sent, assume_unique=True)]
+        starts = torch.tensor([slot.start for slot in bucket.slots], dtype=both.dtype, device=both.device)
+        ends = [*torch.searchsorted(both, starts).tolist(), both.numel()]
+        for slot, (low, high) in zip(bucket.slots, pairwise(ends), strict=True):
+            momentum = self.state[slot.parameter].get("momentum_buffer")
+            if momentum is not None:
+                flat = momentum.reshape(-1)
+                flat[both[low:high] - slot.start] = 0
+                if flat.data_ptr() != momentum.data_ptr():
+                    momentum.copy_(flat.view(momentum.shape))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._optimizer.zero_grad(set_to_none)

@@ -82,7 +82,8 @@ class Reducer(abc.ABC):
         self.delivered: Any = None
         """sorted indexes of the last result, good until the next call; None if all were delivered"""
         self.sent: Any = None
-        """likewise: those of which this rank's part is in the result where they are delivered; None if all of it is"""
+        """likewise: those of which this rank has given its part away, to the result where they are delivered (of gtopk,
+        to the residual of a rank that dropped a sum on its way); None if of all"""
         self._kernels: Any = Host(init().threads)
         self._steps = 0
         self._expected: tuple[int, str] | None = None
@@ -104,9 +105,7 @@ class Reducer(abc.ABC):
             target = self._kernels.empty(source.size, source.data.dtype) if out is None else view(out).data
             if self._stats.skipped:
                 self._kernels.clear(target)
-                self.delivered = self._kernels.empty(0, np.int32)
             else:
-                self.delivered = self.sent = None
                 self._mean(source, target)
             self._finish()
             return source.result(target) if out is None else out
@@ -181,6 +180,7 @@ class Reducer(abc.ABC):
             )
         self._expected, self._place = (source.size, source.dtype), source.place
         self._stats = StepStats(k=self._k(source.size), skipped=any_not_finite)
+        self.delivered, self.sent = self._kernels.empty(0, np.int32) if any_not_finite else None, None
         self.skipped_steps += any_not_finite
 
     def _check_expected(self, source: View) -> None:

@@ -267,6 +267,7 @@ class OkTopk(SparseReducer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        self._make_state()
         # Regions of another number of ranks are of no use: without any, the next step makes them.
         if state["partition_owners"].size == self.transport.size:
             self._partition.grid = state["partition_grid"].astype(np.int64)

@@ -132,7 +132,6 @@ class SparseReducer(Reducer):
             for _ in self.transport.idle:
                 pass
             self._kernels.put(target, 0, index, mean)
-        self.delivered = index
 
     def _dense_mean(self, source: View, target: Any) -> None:
         """Everything is delivered, the residual included; it keeps only what rounding takes away."""
@@ -165,7 +164,7 @@ class SparseReducer(Reducer):
             delivered = Delivered(selection.index, selection.value, selection.index)
         else:
             delivered = self._exchange(selection, source.size)
-        self.sent = delivered.index if self.complete else delivered.sent_index
+        self.delivered, self.sent = delivered.index, delivered.index if self.complete else delivered.sent_index
         self._stats.selected_local = delivered.sent_index.size
         self._stats.selected_global = delivered.index.size
         with self.transport.ledger.phase("residual"):

@@ -27,6 +27,11 @@ class Fit:
         return Fit(location, count, mean, variance, mean_log)
 
     @property
+    def is_finite(self) -> bool:
+        """Not where there are sums that no float32 can hold: no law knows those."""
+        return math.isfinite(self.mean)
+
+    @property
     def spread(self) -> float:
         """Variance over the square of the mean: 1 for the exponential law, 0 for numbers that are all equal."""
         return self.variance / self.mean**2 if self.mean > 0 else 0.0

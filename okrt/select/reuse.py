@@ -52,8 +52,8 @@ class Reuse(Selector):
         """The threshold at which as many as wanted would be found next, from the slope of log count over log
         threshold."""
         size, now = selection.index.size, selection.threshold
-        if size < TOO_FEW * k:
-            # Few enough non-zeros for all to go: no threshold holds any back.
+        if size < TOO_FEW * k or math.isinf(now):
+            # Few enough non-zeros for all to go, or too many sums that no float32 can hold: no threshold to go on from.
             self._last = self._predicted = 0.0
             return
         probed = selection.probed

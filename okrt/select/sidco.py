@@ -57,7 +57,7 @@ class Sidco(Reuse):
         if everything:
             return self._selection(found, threshold)
         fit = self._placed(residual, Fit.of(self._location, *sums), k)
-        if is_new or self._has_missed(found, threshold, k):
+        if (is_new or self._has_missed(found, threshold, k)) and fit.is_finite:
             threshold = threshold_bits(self._level(fit, self._aim(k) * k) * math.exp(self._correction))
             found = self._kernels.select(residual, threshold, 0, self._index, self._value)
         if self._has_missed(found, threshold, k):
@@ -65,7 +65,7 @@ class Sidco(Reuse):
         else:
             selection = self._trimmed(found, k, threshold)
         self._predict(selection, k)
-        if self._predicted:
+        if self._predicted and fit.is_finite:
             self._learn(selection.threshold, fit, k)
         return selection
 
@@ -80,7 +80,7 @@ class Sidco(Reuse):
     def _placed(self, residual: np.ndarray, fit: Fit, k: int) -> Fit:
         """The fit, if its location is about where it is to be; else one for which it has been found anew, in stages."""
         off = fit.count / self._planned if self._planned and fit.count else math.inf
-        if 1 / MISPLACED < off < MISPLACED and (fit.location == 0 or fit.count > 2 * k):
+        if not fit.is_finite or (1 / MISPLACED < off < MISPLACED and (fit.location == 0 or fit.count > 2 * k)):
             return fit
         if fit.location > 0:
             fit = self._fit_above(residual, 0.0)

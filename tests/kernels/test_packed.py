@@ -125,6 +125,17 @@ def test_same_bits_as_the_oracle(kind, entries):
         assert array.tobytes() == other.tobytes()
 
 
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+@pytest.mark.parametrize("kernels", [HOST, Reference], ids=["numba", "oracle"])
+def test_infinite_sums_become_the_largest_number_and_leave_no_error(kind, kernels):
+    value = np.ones(100, np.float32)
+    value[[3, 70]] = np.inf, -np.inf
+    _, seen, error = pack(np.arange(100, dtype=np.int32), value, kind, kernels)
+    assert (np.abs(seen[[3, 70]]) > 3.3e38).all() and np.isfinite(seen).all()
+    assert (np.sign(seen[[3, 70]]) == [1, -1]).all()
+    assert (error[[3, 70]] == 0).all() and np.isfinite(error).all()
+
+
 @each_kind
 @settings(max_examples=60)
 @given(entries=entries())

@@ -126,6 +126,25 @@ def test_momentum_masking(values, complete):
         kept = optimizer.reducers[0].residual.astype(np.float64)
 
 
+def test_momentum_masking_whatever_the_order_of_memory():
+    """That of channels_last is not that of the elements."""
+    momenta = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 4, 3)).to(memory_format=memory_format)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = okrt.DistributedOptimizer(inner, model, "topka", density=0.1, momentum_masking=True)
+        for step in range(2):
+            for i, p in enumerate(model.parameters()):
+                generator = torch.Generator().manual_seed(100 * step + 10 * RANK + i)
+                p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=generator))
+            optimizer.step()
+        momenta.append(torch.cat([inner.state[p]["momentum_buffer"].reshape(-1) for p in model.parameters()]))
+        k = optimizer.reducers[0].last.k
+    assert torch.equal(*momenta)
+    assert k <= int((momenta[0] == 0).sum()) < momenta[0].numel() / 2
+
+
 def test_clipping():
     model, alone = net(), net()
     optimizer = okrt.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, "dense", clip_norm=0.01)

@@ -263,14 +263,44 @@ def test_another_selector_goes_on_with_the_residual(first, second):
         assert before.after.any() and (before.after == after.before).all()
 
 
-def test_state_of_an_unused_reducer():
-    def body(transport):
-        first, second = (okrt.reducer("oktopk", density=0.1, transport=transport) for _ in range(2))
-        second.load_state_dict(first.state_dict())
-        x = gradient("normal", 100, transport.rank, 3, 0)
-        assert bits(first.allreduce(x)) == bits(second.allreduce(x))
+@each_reducer
+def test_a_reducer_goes_back_to_an_earlier_state(name):
+    """Also to that of one that has not been used."""
+    size, n = 4, 4000
 
-    run_ranks(3, body)
+    def body(transport):
+        reducer = okrt.reducer(name, transport=transport, **options(name, 0.05))
+        states, results = [], []
+        for step in range(5):
+            states.append(reducer.state_dict())
+            results.append(bits(reducer.allreduce(gradient("moving", n, transport.rank, size, step))))
+        for back in (0, 3):
+            reducer.load_state_dict(states[back])
+            for step in range(back, 5):
+                assert bits(reducer.allreduce(gradient("moving", n, transport.rank, size, step))) == results[step]
+
+    run_ranks(size, body)
+
+
+@each_sparse
+def test_what_was_delivered_is_told_after_every_kind_of_call(name):
+    size, n = 2, 1000
+
+    def body(transport):
+        reducer = okrt.reducer(name, density=0.05, dense_steps=1, nan="skip", transport=transport)
+        for step, sparse in enumerate((False, True, False, True)):
+            x = gradient("layers", n, transport.rank, size, step)
+            if step == 2:
+                x[0] = np.nan
+            index = reducer.allreduce_sparse(x)[0] if sparse else np.flatnonzero(reducer.allreduce(x))
+            if step == 0:
+                assert reducer.delivered is None and reducer.sent is None
+            else:
+                np.testing.assert_array_equal(reducer.delivered, index)
+            assert reducer.last.skipped == (step == 2)
+            assert (reducer.sent is not None) == bool(step % 2)
+
+    run_ranks(size, body)
 
 
 @settings(max_examples=60)

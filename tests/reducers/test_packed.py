@@ -120,6 +120,31 @@ def test_with_the_thresholds_of_sidco(name, selector):
                     assert 0.95 * r.stats.k <= r.stats.selected_local <= 1.05 * r.stats.k
 
 
+@each_reducer
+@pytest.mark.parametrize("values", ["fp32", *SHORT])
+@pytest.mark.parametrize("complete", [False, True])
+def test_sums_beyond_float32_do_not_stay(name, values, complete):
+    """Numbers that add up to more than float32 has: the result of that step has them, later ones and residuals not."""
+    size, n = 4, 1000
+
+    def body(transport):
+        reducer = okrt.reducer(name, density=0.1, values=values, complete=complete, transport=transport)
+        steps = []
+        for step in range(5):
+            x = gradient("normal", n, transport.rank, size, step)
+            if step == 2:
+                x[:5] = 2e38
+            steps.append(take_step(reducer, x))
+        return steps
+
+    for step, ranks in enumerate(zip(*run_ranks(size, body), strict=True)):
+        check_identical(ranks)
+        for r in ranks:
+            assert np.isfinite(r.after).all()
+            assert step == 2 or np.isfinite(r.result).all()
+            assert step != 2 or (r.result[:5] > 3e37).all()
+
+
 class Damaging(LocalTransport):
     """Rank 1 gets messages that are not what was sent, in one phase."""
 
