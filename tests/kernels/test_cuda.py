@@ -163,6 +163,13 @@ def test_values_packed(device, kind, magnitudes):
     assert check_message(device, np.arange(entries), value, kind) == GAPS
 
 
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_infinite_sums_packed(device, kind):
+    value = np.ones(100, np.float32)
+    value[[3, 70]] = np.inf, -np.inf
+    assert check_message(device, np.arange(100), value, kind) == GAPS
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_few_entries_are_plain(device, kind):
     """With 3 of them it takes a look at the gaps to know."""
