@@ -415,6 +415,7 @@ with compile_lock():
     def keep_lost(residual, index, value, kept, delivered):
         in_kept, in_delivered = 0, 0
         for i in range(index.size):
+            _prefetch(residual, np.int64(index[min(i + PREFETCH, index.size - 1)]))
             here = index[i]
             while in_kept < kept.size and kept[in_kept] < here:
                 in_kept += 1
