@@ -23,8 +23,8 @@ CHUNK = 64  # numbers added up one after the other in a sum of many
 _WORD = ir.IntType(32)
 
 
-def _vector(element):
-    return ir.VectorType(element, LANES)
+def _vector(element, lanes=LANES):
+    return ir.VectorType(element, lanes)
 
 
 def _constant(like, value):
@@ -34,9 +34,21 @@ def _constant(like, value):
 
 def _everywhere(builder, value, lanes):
     """A vector with the value in every lane."""
-    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+    undefined = ir.Constant(_vector(value.type, lanes), ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(_WORD, 0))
-    return builder.shuffle_vector(first, undefined, _constant(ir.VectorType(_WORD, lanes), 0))
+    return builder.shuffle_vector(first, undefined, _constant(_vector(_WORD, lanes), 0))
+
+
+def _folded(builder, operation, vector):
+    """All lanes as one number: the upper half of them is put on the lower half, again and again."""
+    while vector.type.count > 1:
+        half = vector.type.count // 2
+        low, high = (
+            builder.shuffle_vector(vector, vector, ir.Constant(_vector(_WORD, half), list(part)))
+            for part in (range(half), range(half, 2 * half))
+        )
+        vector = operation(low, high)
+    return builder.extract_element(vector, ir.Constant(_WORD, 0))
 
 
 def _widened(builder, x, kind):
@@ -55,11 +67,11 @@ def _widened(builder, x, kind):
     return builder.bitcast(builder.or_(builder.bitcast(scaled, word), sign), single)
 
 
-def _load_vector(context, builder, array_type, array, start):
-    """LANES elements of the array from the one at start on, and where they are."""
+def _load_vector(context, builder, array_type, array, start, lanes=LANES):
+    """So many elements of the array from the one at start on, and where they are."""
     data = context.make_array(array_type)(context, builder, array).data
     element = context.get_data_type(array_type.dtype)
-    where = builder.bitcast(builder.gep(data, [start]), _vector(element).as_pointer())
+    where = builder.bitcast(builder.gep(data, [start]), _vector(element, lanes).as_pointer())
     return builder.load(where, align=array_type.dtype.bitwidth // 8), where
 
 

@@ -19,6 +19,8 @@ from okrt.kernels.cpu import (
     _constant,
     _emit,
     _everywhere,
+    _folded,
+    _vector,
     accumulate_select,
 )
 
@@ -33,7 +35,7 @@ GROUP = 16
 _f4, _i4 = types.float32[::1], types.int32[::1]
 _f8_rows = types.Array(types.float64, 2, "C")
 _LONG, _FLOAT, _DOUBLE = ir.IntType(64), ir.FloatType(), ir.DoubleType()
-_words, _longs, _floats, _doubles = (ir.VectorType(element, GROUP) for element in (_WORD, _LONG, _FLOAT, _DOUBLE))
+_words, _longs, _floats, _doubles = (_vector(element, GROUP) for element in (_WORD, _LONG, _FLOAT, _DOUBLE))
 
 
 def _exponent_of(builder, bits):
@@ -78,20 +80,12 @@ def _sum_group(builder, data, low, ahead):
     return [builder.load(place) for place in places]
 
 
-def _folded(builder, operation, groups):
-    """All lanes of all groups as one number: the upper half of the lanes is put on the lower half, again and again."""
+def _total(builder, operation, groups):
+    """All lanes of all groups as one number."""
     while len(groups) > 1:
         half = len(groups) // 2
         groups = [operation(a, b) for a, b in zip(groups[:half], groups[half:], strict=True)]
-    (lanes,) = groups
-    while lanes.type.count > 1:
-        half = lanes.type.count // 2
-        low, high = (
-            builder.shuffle_vector(lanes, lanes, ir.Constant(ir.VectorType(_WORD, half), list(part)))
-            for part in (range(half), range(half, 2 * half))
-        )
-        lanes = operation(low, high)
-    return builder.extract_element(lanes, ir.Constant(_WORD, 0))
+    return _folded(builder, operation, groups[0])
 
 
 @intrinsic
@@ -112,14 +106,14 @@ def _sum_block(typing_context, values, start, location, sums, block, gradient):
         total, squares, product, fields, count = zip(*groups, strict=True)
         bits = [builder.bitcast(group, _longs) for group in product]
         normal = [builder.bitcast(_without_exponent(builder, group), _doubles) for group in bits]
-        exponents = _folded(builder, builder.add, [_exponent_of(builder, group) for group in bits])
-        fields, count = (builder.zext(_folded(builder, builder.add, part), _LONG) for part in (fields, count))
+        exponents = _total(builder, builder.add, [_exponent_of(builder, group) for group in bits])
+        fields, count = (builder.zext(_total(builder, builder.add, part), _LONG) for part in (fields, count))
         bias = builder.mul(ir.Constant(_LONG, 127), count)
         row = {
             COUNT: builder.sitofp(count, _DOUBLE),
-            TOTAL: _folded(builder, builder.fadd, total),
-            SQUARES: _folded(builder, builder.fadd, squares),
-            MANTISSA: _folded(builder, builder.fmul, normal),
+            TOTAL: _total(builder, builder.fadd, total),
+            SQUARES: _total(builder, builder.fadd, squares),
+            MANTISSA: _total(builder, builder.fmul, normal),
             EXPONENT: builder.sitofp(builder.sub(builder.add(fields, exponents), bias), _DOUBLE),
         }
         first = builder.mul(args[4], ir.Constant(_LONG, COLUMNS))

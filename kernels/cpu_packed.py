@@ -7,7 +7,7 @@ from numba.extending import intrinsic
 
 from okrt.kernels.bits import MAGNITUDE_MASK
 from okrt.kernels.compile_lock import compile_lock
-from okrt.kernels.cpu import _WORD, _compiled, _trailing_zeros, _widen
+from okrt.kernels.cpu import _WORD, _compiled, _constant, _folded, _load_vector, _trailing_zeros, _widen
 from okrt.kernels.packed import (
     BITMAP,
     BLOCK,
@@ -34,16 +34,29 @@ _message = types.Array(types.int32, 1, "C", readonly=True)
 
 
 @intrinsic
-def _mixed(typing_context, word, place):
-    """A word that depends on all bits of both; in 32 bits throughout, so that it vectorizes."""
+def _mixed(typing_context, total, word, place):
+    """The total and what depends on all bits of a word and its place; in 32 bits throughout, so that it vectorizes."""
 
     def generate(context, builder, signature, args):
         first, second, third = (ir.Constant(_WORD, factor) for factor in MIX)
-        x = builder.mul(builder.xor(args[0], builder.mul(args[1], first)), second)
+        x = builder.mul(builder.xor(args[1], builder.mul(args[2], first)), second)
         x = builder.mul(builder.xor(x, builder.lshr(x, ir.Constant(_WORD, 15))), third)
-        return builder.zext(x, ir.IntType(64))
+        return builder.add(args[0], x)
 
-    return types.int64(types.int32, types.int32), generate
+    return types.uint32(types.uint32, types.int32, types.int32), generate
+
+
+@intrinsic
+def _bits_of_gaps(typing_context, index, start):
+    """All bits that any of the BLOCK gaps from the start on has."""
+
+    def generate(context, builder, signature, args):
+        behind = builder.add(args[1], ir.Constant(ir.IntType(64), 1))
+        left, right = (_load_vector(context, builder, index, args[0], at, BLOCK)[0] for at in (args[1], behind))
+        gaps = builder.sub(builder.sub(right, left), _constant(left.type, 1))
+        return _folded(builder, builder.or_, gaps)
+
+    return types.int32(index, types.int64), generate
 
 
 def _at_most(builder, x, limit):
@@ -118,12 +131,12 @@ with compile_lock():
 
     @_compiled(types.int64(_message, types.int64))
     def checksum(message, place):
-        total = _mixed(np.int32(message.size), np.int32(place))
-        for i in range(place):
-            total += _mixed(message[i], np.int32(i))
-        for i in range(place + 1, message.size):
-            total += _mixed(message[i], np.int32(i))
-        return total & 0xFFFFFFFF
+        total, itself = np.uint32(0), message[place]
+        for i in range(message.size):
+            total = _mixed(total, message[i], np.int32(i))
+        others = np.int64(total) - np.int64(_mixed(np.uint32(0), itself, np.int32(place)))
+        size = np.int64(_mixed(np.uint32(0), np.int32(message.size), np.int32(place)))
+        return (others + size) & 0xFFFFFFFF
 
     @_compiled(types.UniTuple(types.int64, 4)(_message))
     def inspect(message):
@@ -164,9 +177,12 @@ with compile_lock():
         for block in range(blocks):
             start = block * BLOCK
             here = min(BLOCK, count - start)
-            bits = np.int32(0)
-            for j in range(start, start + here):
-                bits |= index[j + 1] - index[j] - np.int32(1)
+            if here == BLOCK:
+                bits = _bits_of_gaps(index, start)
+            else:
+                bits = np.int32(0)
+                for j in range(start, start + here):
+                    bits |= index[j + 1] - index[j] - np.int32(1)
             width = _width(np.int64(bits))
             widths[block] = width
             length += (here * width + 31) >> 5
