@@ -17,6 +17,7 @@ from okrt.cli.launch import TERMINAL_WIDTH, check_lab, console, start_ranks, sta
 from okrt.cli.measure import BYTES, SECONDS, WORDS, Allreduce, alpha_beta_s, measure_in_turns, parsed, ping
 from okrt.cli.mistakes import checking
 from okrt.errors import UsageError
+from okrt.perf.synthetic import SyntheticGradient
 from okrt.reducers import REDUCERS, checked_options
 from okrt.report.statistics import median_interval
 from okrt.sweep.spec import EXACT, GLOO, Repeat
@@ -91,13 +92,15 @@ def allreduce(
     repeat = Repeat(warmup=warmup, at_least=min(steps, MIN_STEPS), at_most=steps, within=0, max_seconds=max_seconds)
     with progress_bar(world) as progress:
         alpha_s, beta_s = ping(world.transport)
-        subjects = [Allreduce(world, name, elements, density, seed) for name in names]
+        gradient = SyntheticGradient(elements, world.rank, seed)
+        subjects = [Allreduce(world, name, gradient, density) for name in names]
         bars = [progress.add_task(name, total=warmup + steps) for name in names]
         tables = measure_in_turns(subjects, world.transport, repeat, lambda i: progress.advance(bars[i]))
         for subject in subjects:
             subject.close()
         rows = []
-        for name, subject, samples in zip(names, subjects, tables, strict=True):
+        for name, subject, bar, samples in zip(names, subjects, bars, tables, strict=True):
+            progress.update(bar, total=warmup + len(samples))
             model_ms = 1e3 * alpha_beta_s(subject.cost, alpha_s, beta_s)
             setting = {"elements": elements, "density": density, "lab": lab, "alpha_beta_ms": model_ms}
             rows.append(row_of(name, subject, samples, world, setting))

@@ -54,13 +54,13 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 
 class Allreduce:
-    """A reducer, with options or without, or gloo, on new synthetic gradients at each step, in place."""
+    """A reducer, with options or without, or gloo, on gradients that are new at each step, in place."""
 
-    def __init__(self, world: World, text: str, elements: int, density: float, seed: int) -> None:
+    def __init__(self, world: World, text: str, gradient: SyntheticGradient, density: float) -> None:
         name, options = parsed(text)
-        self._gradient = SyntheticGradient(elements, world.rank, seed)
-        self.k = max(1, int(np.ceil(density * elements)))
-        self.cost = REDUCERS["dense" if name == GLOO else name].cost(elements, self.k, world.size)
+        self._gradient = gradient
+        self.k = max(1, int(np.ceil(density * gradient.elements)))
+        self.cost = REDUCERS["dense" if name == GLOO else name].cost(gradient.elements, self.k, world.size)
         self._peer: Any
         if name == GLOO:
             self._peer = Gloo(world)

@@ -16,6 +16,7 @@ import typer
 from okrt.cli.bench import write_atomically
 from okrt.cli.launch import start_ranks, started_by_launcher
 from okrt.cli.measure import BYTES, PHASES, SECONDS, WORDS, Allreduce, Subject, alpha_beta_s, measure, ping
+from okrt.perf.synthetic import SyntheticGradient
 from okrt.reducers import REDUCERS, Cost
 from okrt.sweep.spec import Repeat
 from okrt.world import World, agree, init
@@ -43,7 +44,8 @@ def point(
     if "job" in what:
         subject = TrainSteps(world, Path(what["job"]), what["overrides"])
     else:
-        subject = Allreduce(world, what["reducer"], what["elements"], what["density"], what["seed"])
+        gradient = SyntheticGradient(what["elements"], world.rank, what["seed"])
+        subject = Allreduce(world, what["reducer"], gradient, what["density"])
     alpha_s, beta_s = ping(world.transport)
     rows = measure(subject, world.transport, Repeat(**what["repeat"]))
     if world.rank == 0:

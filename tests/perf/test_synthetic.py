@@ -21,6 +21,14 @@ def test_a_step_does_not_depend_on_those_before() -> None:
     np.testing.assert_array_equal(straight(3), SyntheticGradient(1000, 0, 7)(3))
 
 
+def test_the_same_step_again_is_as_before_whatever_became_of_the_buffer() -> None:
+    gradient = SyntheticGradient(1000, 0, 7)
+    first = gradient(2)
+    kept = first.copy()
+    first[:] = 0
+    np.testing.assert_array_equal(gradient(2), kept)
+
+
 def test_new_at_each_step() -> None:
     gradient = SyntheticGradient(N, 0, 7)
     first = gradient(0).copy()
