@@ -99,7 +99,8 @@ def _as_words(numbers: np.ndarray, width: int) -> np.ndarray:
 
 
 def pack(index: np.ndarray, value: np.ndarray, kind: int, message: np.ndarray, error: np.ndarray) -> int:
-    """Writes the message of sorted, distinct indexes and finite values; returns how many words it has.
+    """Writes the message of sorted, distinct indexes and their values; returns how many words it has. In 16 bits an
+    infinite value becomes the largest number.
 
     With a 16-bit kind it leaves in `value` what a reader of the message will get, and in `error` what is `missing` from
     it; with others it touches neither.
